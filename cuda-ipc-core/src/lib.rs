@@ -1,0 +1,2 @@
+//! core
+#![cfg_attr(not(feature="std"), no_std)]
