@@ -1,6 +1,7 @@
-//! What the 12.9 headers say otherwise than newer or older ones: accessors instead of fields, and short names of our own.
+//! What the 12.9 headers say otherwise than newer or older ones: accessors instead of fields, one typedef that 13.0 added, and short names of our
+//! own.
 
-use crate::bindings::{CUmemLocation, CUmemLocationType};
+use crate::bindings::{CUdeviceptr_v2, CUmemLocation, CUmemLocationType, CUmemcpyAttributes_v1, CUresult, CUstream};
 
 /// A device address (`CUdeviceptr`), valid in one process.
 pub type CUdeviceptr = crate::bindings::CUdeviceptr_v2;
@@ -18,3 +19,21 @@ pub const fn device_location(ordinal: CUdevice) -> CUmemLocation {
 pub const fn location_id(location: &CUmemLocation) -> i32 {
     location.id
 }
+
+/// `cuMemcpyBatchAsync_v2` of CUDA 13.0: as [`PFN_cuMemcpyBatchAsync_v12080`](crate::PFN_cuMemcpyBatchAsync_v12080), without `failIdx`.
+///
+/// Written by hand because only 13.x headers have it and the bindings come from 12.9; `cargo xtask gen-bindings --check` compares it with what
+/// bindgen makes of the 13.x headers, so it is spelled as bindgen spells it.
+#[allow(non_camel_case_types, non_snake_case)]
+pub type PFN_cuMemcpyBatchAsync_v13000 = ::core::option::Option<
+    unsafe extern "C" fn(
+        dsts: *mut CUdeviceptr_v2,
+        srcs: *mut CUdeviceptr_v2,
+        sizes: *mut usize,
+        count: usize,
+        attrs: *mut CUmemcpyAttributes_v1,
+        attrIdxs: *mut usize,
+        numAttrs: usize,
+        hStream: CUstream,
+    ) -> CUresult,
+>;

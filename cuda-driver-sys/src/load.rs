@@ -4,16 +4,16 @@
 //! never closed: CUDA keeps threads and exit handlers that must not outlive their code.
 //!
 //! # Safety
-//! The unsafe here is the dynamic loader (`dlopen`, `dlsym`, `dlerror`), one call of `cuGetProcAddress_v2`, and the promise of
-//! [`Nullable::from_address`] that a symbol has its documented C signature. The promise rests on the pairing of name, version and typedef in
-//! `table.rs`, which is NVIDIA's own naming rule for the typedefs.
+//! The unsafe here is the dynamic loader (`dlopen`, `dlsym`, `dlerror`), the calls of `cuGetProcAddress_v2` and `cuDriverGetVersion`, and the
+//! promise of [`Nullable::from_address`] that a symbol has its documented C signature. The promise rests on the pairing of name, version and
+//! typedef in `table.rs`, which is NVIDIA's own naming rule for the typedefs.
 
 #![allow(unsafe_code)]
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::fmt;
 
-use crate::bindings::{CUdriverProcAddressQueryResult, CUresult, PFN_cuGetProcAddress_v12000, cuuint64_t};
+use crate::bindings::{CUdriverProcAddressQueryResult, CUresult, PFN_cuDriverGetVersion_v2020, PFN_cuGetProcAddress_v12000, cuuint64_t};
 use crate::table::{Driver, EntryPoint, Nullable};
 
 /// Name under which the CUDA driver is opened.
@@ -52,21 +52,21 @@ impl core::error::Error for LoadError {}
 /// A copy of `dlerror`'s text, without allocation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct LoaderText {
-    bytes: [u8; 160],
+    bytes: [u8; LoaderText::CAPACITY],
     len: usize,
 }
 
 impl LoaderText {
+    /// Holds the usual "libcuda.so.1: cannot open shared object file: No such file or directory", and keeps errors that carry it small.
+    const CAPACITY: usize = 96;
+
     fn copy_of(text: &CStr) -> Self {
-        let mut copy = Self { bytes: [0; 160], len: 0 };
+        let mut copy = Self { bytes: [0; Self::CAPACITY], len: 0 };
         // Cut at a character boundary, so that `as_str` never has to.
-        for chunk in text.to_bytes().utf8_chunks() {
-            for ch in chunk.valid().chars() {
-                if copy.len + ch.len_utf8() > copy.bytes.len() {
-                    return copy;
-                }
-                copy.len += ch.encode_utf8(&mut copy.bytes[copy.len..]).len();
-            }
+        for ch in text.to_bytes().utf8_chunks().flat_map(|chunk| chunk.valid().chars()) {
+            let Some(room) = copy.bytes.get_mut(copy.len..copy.len + ch.len_utf8()) else { break };
+            ch.encode_utf8(room);
+            copy.len += ch.len_utf8();
         }
         copy
     }
@@ -86,7 +86,8 @@ impl fmt::Display for LoaderText {
 impl Driver {
     /// Opens `libcuda.so.1` by the loader's search path and resolves every row.
     ///
-    /// Makes no CUDA call beyond `cuGetProcAddress_v2`; the caller calls `cuInit`. May be called often and from any thread: the loader counts.
+    /// Makes no CUDA call beyond `cuGetProcAddress_v2` and `cuDriverGetVersion`, which need no `cuInit`; the caller calls `cuInit`. May be called
+    /// often and from any thread: the loader counts.
     /// Errors: [`LoadError`]. Source: dlopen(3), dlsym(3), cuGetProcAddress.
     pub fn load() -> Result<Self, LoadError> {
         Self::load_from(LIBRARY)
@@ -102,6 +103,8 @@ impl Driver {
 pub(crate) struct Lookup {
     handle: *mut c_void,
     get_proc_address: PFN_cuGetProcAddress_v12000,
+    /// As `cuDriverGetVersion` says; 0 if it says nothing.
+    driver_version: c_int,
 }
 
 impl Lookup {
@@ -111,14 +114,24 @@ impl Lookup {
         if handle.is_null() {
             return Err(LoadError::LibraryNotFound(last_loader_error()));
         }
-        // SAFETY: `handle` is an open library and the name a C string; a missing symbol is null.
-        let address = unsafe { libc::dlsym(handle, c"cuGetProcAddress_v2".as_ptr()) };
+        let mut lookup = Self { handle, get_proc_address: None, driver_version: 0 };
         // SAFETY: the symbol's signature is PFN_cuGetProcAddress_v12000 by NVIDIA's naming rule; null gives `None`.
-        let get_proc_address = unsafe { PFN_cuGetProcAddress_v12000::from_address(address) };
-        Ok(Self { handle, get_proc_address })
+        lookup.get_proc_address = unsafe { PFN_cuGetProcAddress_v12000::from_address(lookup.by_symbol("cuGetProcAddress_v2")) };
+        // SAFETY: the symbol's signature is PFN_cuDriverGetVersion_v2020 by the same rule; null gives `None`.
+        let get_version = unsafe { PFN_cuDriverGetVersion_v2020::from_address(lookup.by_symbol("cuDriverGetVersion")) };
+        if let Some(get_version) = get_version {
+            let mut version = 0;
+            // SAFETY: `version` is a live local, and the call needs no cuInit (cuDriverGetVersion).
+            if unsafe { get_version(&raw mut version) } == CUresult::CUDA_SUCCESS {
+                lookup.driver_version = version;
+            }
+        }
+        Ok(lookup)
     }
 
     /// Looks one row up: by `cuGetProcAddress_v2` where there is one, else (or where that knows no such version) by `dlsym`.
+    ///
+    /// Neither may answer with another version's function; see `by_proc_address`.
     pub(crate) fn find<P: Nullable>(&self, row: &EntryPoint) -> Option<P::Fn> {
         let mut address = self.by_proc_address(row);
         if address.is_null() {
@@ -130,11 +143,16 @@ impl Lookup {
 
     fn by_proc_address(&self, row: &EntryPoint) -> *mut c_void {
         let mut address = core::ptr::null_mut();
+        // Drivers of 12.x answer a version above their own with the newest ABI they know: another function signature than the row's. 13.x drivers
+        // call such a question an error. So it is not asked; the suffixed symbol tells.
+        if row.version > self.driver_version {
+            return address;
+        }
         let (Some(get), Some(name)) = (self.get_proc_address, Name::new(row.base)) else { return address };
         let mut status = CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SUCCESS;
         const DEFAULT_FLAGS: cuuint64_t = 0;
         // SAFETY: all pointers are to live locals; the call neither needs cuInit nor keeps the pointers (cuGetProcAddress).
-        let result = unsafe { get(name.as_ptr(), &raw mut address, row.version as c_int, DEFAULT_FLAGS, &raw mut status) };
+        let result = unsafe { get(name.as_ptr(), &raw mut address, row.version, DEFAULT_FLAGS, &raw mut status) };
         if result == CUresult::CUDA_SUCCESS && status == CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SUCCESS {
             address
         } else {

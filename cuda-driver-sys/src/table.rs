@@ -5,6 +5,7 @@
 //! capability bit. How a row is looked up is [`crate::load`]'s business.
 
 use crate::bindings::*;
+use crate::compat::PFN_cuMemcpyBatchAsync_v13000;
 use crate::load::{LoadError, Lookup};
 
 /// The plain function pointer inside a nullable `PFN_…` typedef.
@@ -180,6 +181,7 @@ entry_points! {
     required cuMemcpyDtoHAsync: PFN_cuMemcpyDtoHAsync_v3020 = ("cuMemcpyDtoHAsync", 3020, "cuMemcpyDtoHAsync_v2");
     required cuMemcpyDtoDAsync: PFN_cuMemcpyDtoDAsync_v3020 = ("cuMemcpyDtoDAsync", 3020, "cuMemcpyDtoDAsync_v2");
     optional cuMemcpyBatchAsync: PFN_cuMemcpyBatchAsync_v12080 = ("cuMemcpyBatchAsync", 12080, "cuMemcpyBatchAsync");
+    optional cuMemcpyBatchAsync_v13: PFN_cuMemcpyBatchAsync_v13000 = ("cuMemcpyBatchAsync", 13000, "cuMemcpyBatchAsync_v2");
     required cuMemsetD8: PFN_cuMemsetD8_v3020 = ("cuMemsetD8", 3020, "cuMemsetD8_v2");
     required cuMemsetD32: PFN_cuMemsetD32_v3020 = ("cuMemsetD32", 3020, "cuMemsetD32_v2");
     required cuMemsetD8Async: PFN_cuMemsetD8Async_v3020 = ("cuMemsetD8Async", 3020, "cuMemsetD8Async");
