@@ -1,0 +1,108 @@
+//! Why memory cannot be shared, as facts.
+//!
+//! A refusal is a value and never an error of the caller's: whoever packs an rkey goes on with its other lanes. Text names the fact; what to do about it is
+//! the diagnosis' business.
+
+use core::fmt;
+
+/// Why an exporter offers no handle for a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NoIpc {
+    /// The fact.
+    pub cause: Cause,
+    /// The address it was found at, in this process.
+    pub address: u64,
+}
+
+/// The fact behind a [`NoIpc`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Cause {
+    /// The range is empty or wraps around.
+    EmptyRange,
+    /// Not memory that the CUDA driver knows.
+    NotDeviceMemory,
+    /// Managed memory has no handle.
+    Managed,
+    /// Memory of `cuMemAlloc`: the legacy handle carries it, not this path.
+    Legacy,
+    /// The allocator asked for no handle type when it created the memory, so no handle exists.
+    NoHandleType,
+    /// The allocator asked for a fabric handle only.
+    FabricOnly,
+    /// Memory of a pool that was created without a POSIX_FD handle type.
+    PoolWithoutHandle,
+    /// Memory of a POSIX_FD pool: it goes by the pool's fd.
+    PosixPool,
+    /// Nothing is mapped here, inside a larger range.
+    Hole,
+    /// The range leaves the reservation it begins in.
+    LeavesReservation {
+        /// First address of the reservation.
+        base: u64,
+        /// Its length in bytes.
+        len: u64,
+    },
+    /// A chunk that is not a whole number of 2 MiB granules.
+    Unaligned {
+        /// Length of the chunk in bytes.
+        len: u64,
+    },
+    /// The memory was freed or replaced during the export, again and again.
+    KeptChanging,
+    /// The export table has no free entry or no index leaf.
+    TableFull,
+    /// The process has no file descriptor left.
+    TooManyFiles {
+        /// The soft RLIMIT_NOFILE.
+        limit: u64,
+    },
+    /// The table could not be made.
+    Table {
+        /// The system call.
+        call: &'static str,
+        /// Its errno.
+        errno: i32,
+    },
+    /// A driver call failed.
+    Driver {
+        /// The driver function.
+        call: &'static str,
+        /// Its `CUresult`.
+        code: u32,
+    },
+    /// The exporter was made by a process that has forked since; a child makes its own.
+    Forked,
+}
+
+impl fmt::Display for NoIpc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "memory at {:#x} cannot be shared: {}", self.address, self.cause)
+    }
+}
+
+impl core::error::Error for NoIpc {}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::EmptyRange => f.write_str("the range is empty or wraps around"),
+            Self::NotDeviceMemory => f.write_str("it is not memory of the CUDA driver"),
+            Self::Managed => f.write_str("it is managed memory"),
+            Self::Legacy => f.write_str("it is cuMemAlloc memory, which goes by a legacy handle"),
+            Self::NoHandleType => f.write_str("its allocator asked for no handle type"),
+            Self::FabricOnly => f.write_str("its allocator asked for a fabric handle only"),
+            Self::PoolWithoutHandle => f.write_str("its pool was created without the POSIX_FD handle type"),
+            Self::PosixPool => f.write_str("it belongs to a POSIX_FD pool, which goes by the pool's handle"),
+            Self::Hole => f.write_str("the range has a hole there"),
+            Self::LeavesReservation { base, len } => write!(f, "the range leaves its reservation {base:#x}+{len:#x}"),
+            Self::Unaligned { len } => write!(f, "its chunk of {len:#x} bytes is not a whole number of 2 MiB granules"),
+            Self::KeptChanging => f.write_str("it kept being freed and replaced during the export"),
+            Self::TableFull => f.write_str("the export table is full"),
+            Self::TooManyFiles { limit } => write!(f, "the process is out of file descriptors (RLIMIT_NOFILE {limit})"),
+            Self::Table { call, errno } => write!(f, "no export table: {call} failed with errno {errno}"),
+            Self::Driver { call, code } => write!(f, "{call} failed with CUresult {code}"),
+            Self::Forked => f.write_str("this exporter belongs to the parent process"),
+        }
+    }
+}
