@@ -43,7 +43,7 @@ pub(crate) mod raw {
 /// True for a zombie and after it was reaped. False while any thread runs, also when the first thread has exited and
 /// [`pidfd_getfd`](crate::pidfd_getfd) therefore answers `ESRCH`. A descriptor of another kind is not noticed: the answer is then whether it has
 /// input. Interrupted calls are repeated.
-/// Errors: `EBADF` if the number is not open; `ENOMEM`.
+/// Errors: `EBADF` if the number is not open; `EINVAL` where the soft limit on descriptors is 0; `ENOMEM`.
 /// Source: poll(2), pidfd_open(2).
 #[cfg(feature = "std")]
 pub fn has_exited(pidfd: BorrowedFd<'_>) -> Result<bool, Error> {

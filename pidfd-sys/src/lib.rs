@@ -17,6 +17,8 @@
 
 #![no_std]
 #![deny(unsafe_code)]
+// The table above links to functions that are not there without `std`.
+#![cfg_attr(not(feature = "std"), allow(rustdoc::broken_intra_doc_links, rustdoc::private_intra_doc_links))]
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("pidfd-sys is for Linux only");

@@ -37,3 +37,13 @@ pub const PR_SET_PTRACER: libc::c_int = 0x5961_6d61;
 
 /// [`PR_SET_PTRACER`] argument for "any process".
 pub const PR_SET_PTRACER_ANY: libc::c_ulong = libc::c_ulong::MAX;
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    #[cfg(not(all(target_arch = "x86_64", target_pointer_width = "32")))]
+    fn the_numbers_are_those_of_the_common_table() {
+        assert_eq!(super::PIDFD_OPEN, 434);
+        assert_eq!(super::PIDFD_GETFD, 438);
+    }
+}
