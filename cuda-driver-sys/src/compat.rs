@@ -8,6 +8,15 @@ pub type CUdeviceptr = crate::bindings::CUdeviceptr_v2;
 /// A device ordinal (`CUdevice`), valid in one process.
 pub type CUdevice = crate::bindings::CUdevice_v1;
 
+/// Access rights of one location (`CUmemAccessDesc`).
+pub type CUmemAccessDesc = crate::bindings::CUmemAccessDesc_v1;
+/// A reference to a physical allocation (`CUmemGenericAllocationHandle`).
+pub type CUmemGenericAllocationHandle = crate::bindings::CUmemGenericAllocationHandle_v1;
+
+/// `CU_MEMORYTYPE_DEVICE`, as the pointer attribute MEMORY_TYPE reports it: the value is written as an `unsigned int`, and no typedef of the table
+/// mentions the enum.
+pub const CU_MEMORYTYPE_DEVICE: u32 = 2;
+
 /// A location on the device with this ordinal.
 ///
 /// Built here and nowhere else, because 13.x headers move `id` into an anonymous union of the same size.
