@@ -69,6 +69,8 @@ pub enum RkeyError {
         /// The size found, in bytes.
         size: u16,
     },
+    /// The payload bytes are not 0 although no handle is there.
+    Padding,
     /// The range is empty or wraps around.
     Range {
         /// First address.
@@ -96,6 +98,7 @@ impl fmt::Display for RkeyError {
             Self::Checksum { stored, computed } => write!(f, "rkey damaged: checksum {stored:08x} stored, {computed:08x} computed"),
             Self::HandleType(found) => write!(f, "unknown handle type {found}"),
             Self::PayloadSize { handle_type, size } => write!(f, "handle type {handle_type} with a payload of {size} bytes"),
+            Self::Padding => f.write_str("rkey without a handle, but with payload bytes"),
             Self::Range { base, len } => write!(f, "rkey with impossible range {base:#x}+{len:#x}"),
             Self::Key(error) => write!(f, "rkey payload: {error}"),
             Self::OutsideReservation { base, len } => write!(f, "rkey range {base:#x}+{len:#x} is outside its key's reservation"),
@@ -172,7 +175,8 @@ impl Rkey {
         }
         let size = wire.payload_size.get();
         let payload = match (wire.handle_type, size) {
-            (NO_IPC, 0) => Payload::NoIpc,
+            (NO_IPC, 0) if wire.payload == [0; KEY_LEN] => Payload::NoIpc,
+            (NO_IPC, 0) => return Err(RkeyError::Padding),
             (LEGACY, 64) => Payload::Legacy(wire.payload),
             (POSIX, 64) => Payload::Posix(Key::decode(&wire.payload).map_err(RkeyError::Key)?),
             (NO_IPC | LEGACY | POSIX, _) => return Err(RkeyError::PayloadSize { handle_type: wire.handle_type, size }),
