@@ -52,7 +52,7 @@ pub enum Action {
     /// Release the retained handle: [`Event::Done`].
     ReleaseHandle(ChunkFacts),
     /// Publish the chunk with the fd at hand and count one export of it: [`Event::Done`], or [`Event::Gone`] if it was freed meanwhile. The fd is the
-    /// runner's in both cases.
+    /// runner's whatever comes out: kept with the entry, or closed.
     Publish(ChunkFacts),
     /// Close the fd at hand: [`Event::Done`].
     CloseFd,
@@ -170,7 +170,8 @@ impl Walk {
             (State::Retire(_), _) => State::Describe,
 
             (State::Reservation, Event::Reservation(base, len)) => self.enter_reservation(base, len),
-            (State::Find, Event::Known(Some(facts))) => State::CompareId(facts),
+            // A chunk that does not cover the cursor would not move it: the walk would never end.
+            (State::Find, Event::Known(Some(facts))) if facts.base <= self.cursor && self.cursor < facts.end() => State::CompareId(facts),
             (State::Find, Event::Known(None)) => State::Describe,
             (State::CompareId(facts), Event::Id(id)) => {
                 if id == Some(facts.buffer_id) {
@@ -202,12 +203,16 @@ impl Walk {
                     State::CloseAndRetry
                 }
             }
-            (State::Recheck(_), Event::Refused(cause)) => {
-                self.fail(cause);
-                State::CloseAndFail
+
+            // A refusal, or an event that answers another action: what is at hand is given back.
+            (state, event) => {
+                self.fail(if let Event::Refused(cause) = event { cause } else { Cause::KeptChanging });
+                match state {
+                    State::Export(facts) => State::ReleaseAndFail(facts),
+                    State::Release(_) | State::Recheck(_) => State::CloseAndFail,
+                    _ => State::Uncount,
+                }
             }
-            (_, Event::Refused(cause)) => self.fail(cause),
-            _ => self.fail(Cause::KeptChanging),
         };
     }
 

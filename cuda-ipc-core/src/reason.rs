@@ -43,6 +43,8 @@ pub enum Cause {
         /// Its length in bytes.
         len: u64,
     },
+    /// The range lies on more than one GPU.
+    SeveralDevices,
     /// A chunk that is not a whole number of 2 MiB granules.
     Unaligned {
         /// Length of the chunk in bytes.
@@ -96,6 +98,7 @@ impl fmt::Display for Cause {
             Self::PosixPool => f.write_str("it belongs to a POSIX_FD pool, which goes by the pool's handle"),
             Self::Hole => f.write_str("the range has a hole there"),
             Self::LeavesReservation { base, len } => write!(f, "the range leaves its reservation {base:#x}+{len:#x}"),
+            Self::SeveralDevices => f.write_str("the range lies on more than one GPU"),
             Self::Unaligned { len } => write!(f, "its chunk of {len:#x} bytes is not a whole number of 2 MiB granules"),
             Self::KeptChanging => f.write_str("it kept being freed and replaced during the export"),
             Self::TableFull => f.write_str("the export table is full"),

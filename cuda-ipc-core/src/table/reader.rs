@@ -125,6 +125,11 @@ impl<'a, W: Word> Reader<'a, W> {
         Ok(reader)
     }
 
+    /// A reader of words that [`Reader::open`] has accepted before, without looking at the header again. `None` if they are shorter than the layout.
+    pub fn resume(words: &'a [W], layout: Layout) -> Option<Self> {
+        Some(Self { words: words.get(..layout.words())?, layout })
+    }
+
     /// The number of deaths so far. Load it *before* the check whose result it shall stand for.
     #[inline]
     pub fn epoch(&self) -> u64 {
@@ -166,9 +171,10 @@ impl<'a, W: Word> Reader<'a, W> {
     /// The chunks that cover `[address, address + len)`, in order: each call of the iterator is one look-up.
     ///
     /// The first error ends it; a hole is [`LookupError::NoChunk`] with its address. A chunk that begins before the end of its neighbour is
+    /// [`LookupError::Unsettled`] where the neighbour has died since it was read (both made room for a larger chunk), else
     /// [`LookupError::Inconsistent`].
     pub fn chunks(&self, address: u64, len: u64) -> Chunks<'a, W> {
-        Chunks { reader: *self, first: true, cursor: address, end: address.saturating_add(len) }
+        Chunks { reader: *self, previous: None, cursor: address, end: address.saturating_add(len) }
     }
 
     /// The chunk in `slot`, of any kind, if it is live.
@@ -269,7 +275,7 @@ impl<'a, W: Word> Reader<'a, W> {
 #[derive(Debug)]
 pub struct Chunks<'a, W> {
     reader: Reader<'a, W>,
-    first: bool,
+    previous: Option<ChunkId>,
     cursor: u64,
     end: u64,
 }
@@ -288,9 +294,12 @@ impl<W: Word> Iterator for Chunks<'_, W> {
                 return Some(Err(error));
             }
         };
-        if !core::mem::take(&mut self.first) && chunk.address != self.cursor {
+        if let Some(previous) = self.previous.replace(id)
+            && chunk.address != self.cursor
+        {
             let address = core::mem::replace(&mut self.cursor, self.end);
-            return Some(Err(LookupError::Inconsistent { address, slot: id.slot }));
+            let honest = !self.reader.is_live(previous);
+            return Some(Err(if honest { LookupError::Unsettled } else { LookupError::Inconsistent { address, slot: id.slot } }));
         }
         self.cursor = chunk.end();
         Some(Ok((id, chunk)))

@@ -68,6 +68,11 @@ impl<'a, W: Word> Writer<'a, W> {
         Some(writer)
     }
 
+    /// The writer of a table that [`Writer::create`] has made. There must be no other at the same time. `None` if `words` is shorter than the layout.
+    pub fn resume(words: &'a [W], layout: Layout) -> Option<Self> {
+        Some(Self { words: words.get(..layout.words())?, layout })
+    }
+
     /// How many entries the table can hold.
     pub const fn capacity(&self) -> u32 {
         self.layout.entries
@@ -119,12 +124,16 @@ impl<'a, W: Word> Writer<'a, W> {
         true
     }
 
-    /// Withdraws a live chunk's fd number without retiring the chunk: importers go by the broker from then on. `false` if it was not live.
+    /// Withdraws a live chunk's fd number without retiring the chunk: importers go by the broker from then on.
     ///
     /// A reader may have copied the old number; its re-check would not notice a close. So this is a death and a birth at once: the caller gets a new
-    /// identity for the same chunk.
+    /// identity for the same chunk. `chunk` is what was published as `id`.
+    ///
+    /// Errors: [`PublishError::Slot`] if `id` was not live any more; nothing has changed then, and dead memory does not come back to life.
     pub fn republish_without_fd(&mut self, id: ChunkId, chunk: &Chunk) -> Result<ChunkId, PublishError> {
-        self.retire(id);
+        if !self.retire(id) {
+            return Err(PublishError::Slot(id.slot));
+        }
         self.publish(id.slot, &Chunk { fd: None, ..*chunk })
     }
 
@@ -180,10 +189,9 @@ impl<'a, W: Word> Writer<'a, W> {
     }
 
     fn clear_index(&self, address: u64, len: u64, value: u64) {
-        for address in granules(address, len) {
-            if let Some(at) = self.leaf_word(address)
-                && self.get(at) == value
-            {
+        // A published chunk has a leaf under each granule; a length that a wild write made absurd ends at the first gap.
+        for at in granules(address, len).map_while(|address| self.leaf_word(address)) {
+            if self.get(at) == value {
                 self.put_release(at, 0);
             }
         }

@@ -1,0 +1,265 @@
+//! The exporter: publishes the chunks of ranges that are to be shared, and takes them back when their memory goes.
+//!
+//! An [`Exporter`] owns one export table. [`Exporter::export`] walks a range (`walk.rs` runs the machine of [`crate::export`]), publishes what the table lacks
+//! and returns an [`Export`], which holds the key and counts as one user of each chunk. A chunk leaves the table when its last export is released, when the
+//! owner of the memory says that it goes ([`Exporter::retire`]), or when a sweep finds it gone (`sweep.rs`). `state.rs` is the bookkeeping behind all of this;
+//! no lock of it is held across a driver call.
+
+mod state;
+mod sweep;
+mod walk;
+
+use core::fmt;
+use core::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::export::Walk;
+use crate::key::{HostId, Key, KeyKind, Nonce};
+use crate::reason::{Cause, NoIpc};
+use crate::rkey::{Payload, Rkey};
+use crate::sys::driver::Cuda;
+use crate::sys::table_file::OwnTable;
+use crate::sys::{SyscallError, failed, fork};
+use crate::table::{ChunkId, Layout, Writer};
+
+use state::State;
+
+/// Settings of an [`Exporter`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ExporterOptions {
+    /// How often a thread looks for chunks whose memory has gone without a word. `None`: never; then [`Exporter::sweep`] is the caller's to call. A pass
+    /// costs under a microsecond for each published chunk; with very many chunks the pause grows with the length of a pass.
+    pub sweep_interval: Option<Duration>,
+    /// How many fds of the soft RLIMIT_NOFILE are left to the application. Chunks past the rest are published without an fd.
+    pub fd_reserve: u64,
+}
+
+impl Default for ExporterOptions {
+    fn default() -> Self {
+        Self { sweep_interval: Some(Duration::from_millis(100)), fd_reserve: 256 }
+    }
+}
+
+/// Publishes memory of this process for others to import.
+///
+/// Clones share one table. Usable from any thread. A forked child cannot use its parent's exporter ([`Cause::Forked`]) and makes its own.
+#[derive(Clone)]
+pub struct Exporter {
+    shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    cuda: Cuda,
+    table: OwnTable,
+    identity: Identity,
+    options: ExporterOptions,
+    state: Mutex<State>,
+}
+
+/// What every key of this exporter says about its process.
+#[derive(Clone, Copy, Debug)]
+struct Identity {
+    token: u64,
+    nonce: Nonce,
+    pid: u32,
+    pid_namespace: u32,
+    host: HostId,
+}
+
+/// Counts of an exporter, as of one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ExporterStats {
+    /// Chunks published now.
+    pub chunks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Fds held for them.
+    pub fds: u64,
+    /// Chunks ever published.
+    pub published: u64,
+    /// Chunks ever retired, for any reason.
+    pub retired: u64,
+    /// Among these, chunks that a sweep found gone.
+    pub swept: u64,
+}
+
+impl fmt::Debug for Exporter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Exporter").field("identity", &self.shared.identity).finish_non_exhaustive()
+    }
+}
+
+impl Exporter {
+    /// Makes an exporter with an empty table. It holds one fd (the table's) and no thread until something is exported.
+    ///
+    /// Errors: the system call that failed, and its errno.
+    pub fn new(cuda: Cuda, options: ExporterOptions) -> Result<Self, SyscallError> {
+        let identity = Identity::of_this_process()?;
+        let table = OwnTable::create()?;
+        Writer::create(table.words(), Layout::STANDARD, identity.nonce).ok_or(SyscallError { call: "mmap", errno: libc::ENOMEM })?;
+        fork::add_own_nonce(identity.nonce.0);
+        Ok(Self { shared: Arc::new(Shared { cuda, table, identity, options, state: Mutex::default() }) })
+    }
+
+    /// Publishes all chunks of `[address, address + len)` and returns the export, whose key any process on this machine may be given.
+    ///
+    /// The range may begin and end inside chunks, but must lie in one reservation, on one GPU, without a hole. Chunks that are published already cost no
+    /// export call. Errors: [`NoIpc`] names the cause and the address; nothing has changed then. Source: cuMemRetainAllocationHandle,
+    /// cuMemExportToShareableHandle.
+    pub fn export(&self, address: u64, len: u64) -> Result<Export, NoIpc> {
+        let mut walk = Walk::new(address, len);
+        let run = self.shared.run(&mut walk);
+        match walk.into_result() {
+            Ok((base, reservation_len)) => Ok(Export {
+                shared: self.shared.clone(),
+                key: self.shared.key(base, reservation_len),
+                address,
+                len,
+                device: run.device,
+                chunks: run.covered,
+            }),
+            Err((cause, address)) => Err(NoIpc { cause, address }),
+        }
+    }
+
+    /// Retires every published chunk that touches `[address, address + len)`, and stops exports in progress from publishing one.
+    ///
+    /// For the owner of the memory, right *before* it unmaps or frees it: when this returns, importers know that the chunks are dead and no fd pins them.
+    /// Returns how many chunks were retired. Makes no driver call.
+    pub fn retire(&self, address: u64, len: u64) -> usize {
+        if !self.shared.is_current() {
+            return 0;
+        }
+        let retired = {
+            let mut state = self.shared.lock();
+            state.cancel_walks(address, len);
+            state.retire_range(&self.shared.table, address, len)
+        };
+        // The fds close here, after the lock and after the epoch.
+        retired.len()
+    }
+
+    /// Retires every chunk that the driver no longer has at its address, or whose fd the application has closed. Returns how many.
+    ///
+    /// The thread of [`ExporterOptions::sweep_interval`] calls this; call it at will.
+    pub fn sweep(&self) -> usize {
+        self.shared.sweep()
+    }
+
+    /// The table's nonce: a key with it was made by this exporter.
+    pub fn nonce(&self) -> Nonce {
+        self.shared.identity.nonce
+    }
+
+    /// Counts as of now.
+    pub fn stats(&self) -> ExporterStats {
+        if self.shared.is_current() { self.shared.lock().stats() } else { ExporterStats::default() }
+    }
+}
+
+/// A range that is being shared. Dropping it takes its count off each chunk; a chunk without exports is retired.
+pub struct Export {
+    shared: Arc<Shared>,
+    key: Key,
+    address: u64,
+    len: u64,
+    device: [u8; 16],
+    chunks: Vec<CoveredChunk>,
+}
+
+/// A chunk that an export covers, in whole or in part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CoveredChunk {
+    /// The chunk's first address.
+    pub address: u64,
+    /// Its identity in the table.
+    pub id: ChunkId,
+}
+
+impl Export {
+    /// The key of the range's reservation.
+    pub const fn key(&self) -> Key {
+        self.key
+    }
+
+    /// The key with the range and its device.
+    pub const fn rkey(&self) -> Rkey {
+        Rkey { payload: Payload::Posix(self.key), base: self.address, len: self.len, device: self.device }
+    }
+
+    /// The chunks that this export covers, in order of address.
+    pub fn chunks(&self) -> &[CoveredChunk] {
+        &self.chunks
+    }
+}
+
+impl fmt::Debug for Export {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Export").field("key", &self.key).field("address", &self.address).field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        self.shared.uncount(&self.chunks);
+    }
+}
+
+impl Shared {
+    /// Whether this is the process life that made the exporter. Everything else here may only be used if it is: a child has no table, and the lock may
+    /// have been held when it was forked.
+    fn is_current(&self) -> bool {
+        fork::is_current(self.identity.token)
+    }
+
+    fn key(&self, base: u64, len: u64) -> Key {
+        let Identity { nonce, pid, pid_namespace, host, .. } = self.identity;
+        Key { kind: KeyKind::Reservation, pid, table_fd: self.table.fd_number(), nonce, pid_namespace, host, base, len }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic while the lock is held would be a bug of ours; the state is changed in single steps, so going on is better than failing for ever.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn uncount(&self, chunks: &[CoveredChunk]) {
+        if self.is_current() && !chunks.is_empty() {
+            let retired = self.lock().uncount(&self.table, chunks);
+            // Closing an exported fd can free memory and take its time; the lock is released by now.
+            drop(retired);
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.is_current() {
+            fork::remove_own_nonce(self.identity.nonce.0);
+            let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+            drop(state.retire_range(&self.table, 0, u64::MAX));
+        }
+    }
+}
+
+impl Identity {
+    fn of_this_process() -> Result<Self, SyscallError> {
+        let reached = |error: pidfd_sys::Error| SyscallError { call: error.step.name(), errno: error.errno.0 };
+        let namespace = pidfd_sys::pid_namespace(None).map_err(reached)?;
+        Ok(Self {
+            token: fork::token()?,
+            nonce: Nonce(fork::random_nonzero()?),
+            pid: std::process::id(),
+            // Namespace inodes are 32 bits wide in the kernel.
+            pid_namespace: u32::try_from(namespace).map_err(|_| failed("stat(/proc/self/ns/pid)")(rustix::io::Errno::OVERFLOW))?,
+            host: HostId::from_boot_id(pidfd_sys::boot_id().map_err(reached)?),
+        })
+    }
+}
+
+impl From<SyscallError> for Cause {
+    fn from(error: SyscallError) -> Self {
+        Self::Table { call: error.call, errno: error.errno }
+    }
+}

@@ -1,0 +1,19 @@
+//! The importer: reaches an exporter, finds the chunks of a range in its table, and maps them here.
+//!
+//! - [`Peer`] (`peer.rs`): another process with a verified identity, reached by pidfd and kept.
+//! - [`Placement`] and [`Peer::import`] (`transfer.rs`): import some chunks to their places in an address range of the caller's.
+//! - [`Import`] (`range.rs`): the simplest use, one range in an address range of its own.
+//! - [`ImportError`] (`error.rs`).
+//!
+//! Nothing is kept between two imports but the peer; windows, leases and limits are cuda-ipc-cache's.
+
+mod error;
+mod peer;
+mod range;
+mod transfer;
+
+pub use crate::sys::table_file::NotATableFile;
+pub use error::{Deadline, ImportError, ImportErrorKind, ImportStep};
+pub use peer::{Peer, own_nonces_contain};
+pub use range::Import;
+pub use transfer::{Access, Placement};

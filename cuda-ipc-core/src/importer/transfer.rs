@@ -1,0 +1,170 @@
+//! Runs the import machine: chunks of a peer, mapped to their places.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use cuda_driver_sys::CUdevice;
+
+use super::error::{Deadline, ImportError, ImportErrorKind, ImportStep};
+use super::peer::Peer;
+use crate::import::{Action, Found, Transfer};
+use crate::sys::driver::{Cuda, Handle};
+use crate::table::Reader;
+
+/// Who may do what with the memory here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access<'a> {
+    /// Ordinals, in this process, of the devices that get access; at least one.
+    pub devices: &'a [CUdevice],
+    /// Whether they may write.
+    pub writable: bool,
+}
+
+/// Where chunks go: the chunk at `remote_base + x` in the exporter is mapped at `local_base + x` here.
+///
+/// The caller owns the reservation, and nothing is mapped at the places of the chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// An address in the exporter.
+    pub remote_base: u64,
+    /// The address here that corresponds to it.
+    pub local_base: u64,
+}
+
+impl Placement {
+    /// Where the exporter's `address` is here.
+    pub const fn local(&self, address: u64) -> u64 {
+        self.local_base.wrapping_add(address.wrapping_sub(self.remote_base))
+    }
+}
+
+/// How many fds are fetched before the first is imported. By pidfd each is a call of its own, so one at a time costs nothing and needs one free number.
+const PIDFD_BATCH: usize = 1;
+
+impl Peer {
+    /// Fetches, imports and maps `chunks` (in ascending order, without overlap), and gives access with one call for each run of adjacent chunks.
+    ///
+    /// A mapping keeps its memory alive, whatever the exporter does, until the caller unmaps it. Each chunk was live under its identity after its fd had
+    /// been fetched; whether it still is, is the caller's to check before each use. Errors: [`ImportError`]; nothing is mapped then (but `stuck_bytes`), and no
+    /// fd or handle is held. Source: pidfd_getfd(2), cuMemImportFromShareableHandle, cuMemMap, cuMemSetAccess, cuMemRelease.
+    pub fn import(
+        &self,
+        cuda: &Cuda,
+        chunks: &[Found],
+        placement: Placement,
+        access: Access<'_>,
+        deadline: Deadline,
+    ) -> Result<(), ImportError> {
+        let fail = |step, kind, address| ImportError { step, kind, pid: self.pid(), address, stuck_bytes: 0 };
+        let Some((_, first)) = chunks.first() else { return Ok(()) };
+        let Some(table) = self.table() else { return Err(fail(ImportStep::Lookup, ImportErrorKind::Forked, first.address)) };
+        let device = *access.devices.first().unwrap_or(&0);
+        let context =
+            cuda.with_context(device).map_err(|error| fail(ImportStep::Context, ImportErrorKind::Driver(error), first.address))?;
+
+        let mut transfer = Transfer::new(chunks, PIDFD_BATCH);
+        let mut runner = Runner { peer: self, table, cuda, chunks, placement, access, deadline, fd: None, handle: None };
+        cuda.with_relaxed_capture(|| {
+            loop {
+                match transfer.next() {
+                    Action::Finished => break,
+                    action => transfer.report(runner.act(action)),
+                }
+            }
+        });
+        drop(context);
+        transfer.into_result().map_err(|failure| {
+            let address = chunks.get(failure.chunk).map_or(0, |(_, chunk)| chunk.address);
+            let stuck_bytes = chunks.iter().take(failure.stuck).map(|(_, chunk)| chunk.len).sum();
+            ImportError { stuck_bytes, ..fail(ImportStep::Chunk(failure.step), failure.error, address) }
+        })
+    }
+}
+
+/// The transfer's hands: what it holds between two actions.
+struct Runner<'a> {
+    peer: &'a Peer,
+    table: Reader<'a, core::sync::atomic::AtomicU64>,
+    cuda: &'a Cuda,
+    chunks: &'a [Found],
+    placement: Placement,
+    access: Access<'a>,
+    deadline: Deadline,
+    fd: Option<OwnedFd>,
+    handle: Option<Handle>,
+}
+
+impl Runner<'_> {
+    fn act(&mut self, action: Action) -> Result<(), ImportErrorKind> {
+        match action {
+            Action::Fetch { first, .. } => {
+                if self.deadline.is_over() {
+                    return Err(ImportErrorKind::DeadlineOver);
+                }
+                let number = self.chunk(first)?.1.fd.ok_or(ImportErrorKind::NoFd)?;
+                self.fd =
+                    Some(pidfd_sys::pidfd_getfd(self.peer.pidfd(), number.cast_signed()).map_err(|error| self.unreached(first, error))?);
+                Ok(())
+            }
+            Action::Recheck(at) => {
+                if self.table.is_live(self.chunk(at)?.0) {
+                    Ok(())
+                } else {
+                    Err(ImportErrorKind::Retired)
+                }
+            }
+            Action::Import(_) => {
+                let fd = self.fd.as_ref().ok_or(ImportErrorKind::NoFd)?;
+                self.handle = Some(self.cuda.import_fd(fd.as_fd()).map_err(ImportErrorKind::Driver)?);
+                Ok(())
+            }
+            Action::CloseFd(_) => {
+                self.fd = None;
+                Ok(())
+            }
+            Action::Map(at) => {
+                let chunk = self.chunk(at)?.1;
+                let handle = self.handle.ok_or(ImportErrorKind::NoFd)?;
+                self.cuda.map(self.placement.local(chunk.address), chunk.len, handle).map_err(ImportErrorKind::Driver)
+            }
+            Action::Release(_) => match self.handle.take() {
+                Some(handle) => self.cuda.release(handle).map_err(ImportErrorKind::Driver),
+                None => Ok(()),
+            },
+            Action::SetAccess { first, count } => {
+                if self.deadline.is_over() {
+                    return Err(ImportErrorKind::DeadlineOver);
+                }
+                let (address, len) = self.run(first, count);
+                self.cuda.set_access(address, len, self.access.devices, self.access.writable).map_err(ImportErrorKind::Driver)
+            }
+            Action::Unmap { first, count } => {
+                let (address, len) = self.run(first, count);
+                self.cuda.unmap(address, len).map_err(ImportErrorKind::Driver)
+            }
+            Action::Finished => Ok(()),
+        }
+    }
+
+    fn chunk(&self, at: usize) -> Result<&Found, ImportErrorKind> {
+        // The machine only gives numbers inside the slice it was made for.
+        self.chunks.get(at).ok_or(ImportErrorKind::Retired)
+    }
+
+    /// Local address and length of a run of adjacent chunks.
+    fn run(&self, first: usize, count: usize) -> (u64, u64) {
+        let run = self.chunks.get(first..first + count).unwrap_or(&[]);
+        let start = run.first().map_or(0, |(_, chunk)| chunk.address);
+        (self.placement.local(start), run.iter().map(|(_, chunk)| chunk.len).sum())
+    }
+
+    /// What a failed getfd means: a chunk that was retired meanwhile closes its fd, and an exiting exporter all of them.
+    fn unreached(&self, at: usize, error: pidfd_sys::Error) -> ImportErrorKind {
+        if self.peer.has_exited() {
+            ImportErrorKind::ExporterGone
+        } else if self.chunks.get(at).is_some_and(|(id, _)| !self.table.is_live(*id)) {
+            ImportErrorKind::Retired
+        } else {
+            ImportErrorKind::Pidfd(error)
+        }
+    }
+}

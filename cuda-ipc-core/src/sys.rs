@@ -1,0 +1,31 @@
+//! The islands of unsafe code: each file wraps one foreign interface so that the rest of the crate is safe code.
+//!
+//! - [`driver`]: calls of the CUDA driver.
+//! - [`table_file`]: the memory files of export tables, mapped.
+//! - [`fork`]: process identity, and fds that a forked child must not keep.
+//! - [`thread`]: threads of ours that take no signals.
+
+pub mod driver;
+pub(crate) mod fork;
+pub(crate) mod table_file;
+pub(crate) mod thread;
+
+/// A system call that failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SyscallError {
+    /// The call.
+    pub call: &'static str,
+    /// Its errno.
+    pub errno: i32,
+}
+
+impl core::fmt::Display for SyscallError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{}: {}", self.call, pidfd_sys::Errno(self.errno))
+    }
+}
+
+/// Names the call of an errno that rustix reports.
+pub(crate) fn failed(call: &'static str) -> impl Fn(rustix::io::Errno) -> SyscallError {
+    move |errno| SyscallError { call, errno: errno.raw_os_error() }
+}
