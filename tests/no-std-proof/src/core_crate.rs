@@ -1,0 +1,50 @@
+//! cuda-ipc-core without `std`: keys, rkeys, the export table, reasons.
+
+use core::hint::black_box;
+use core::sync::atomic::AtomicU64;
+
+use cuda_ipc_core::key::{HostId, Key, KeyKind, Nonce};
+use cuda_ipc_core::reason::{Cause, NoIpc};
+use cuda_ipc_core::rkey::{Payload, Rkey};
+use cuda_ipc_core::table::{Chunk, ChunkKind, GRANULE, Layout, Reader, Writer};
+
+use crate::text::Text;
+
+const NONCE: Nonce = Nonce(0x0123_4567_89ab_cdef);
+const SMALL: Layout = Layout { entries: 8, root: 4, leaves: 2, leaf_len: 16 };
+
+fn sample() -> Key {
+    let host = HostId::from_boot_id([7; 16]);
+    Key { kind: KeyKind::Reservation, pid: 42, table_fd: 5, nonce: NONCE, pid_namespace: 1, host, base: GRANULE, len: 4 * GRANULE }
+}
+
+pub(crate) fn key() -> bool {
+    let key = black_box(sample());
+    let mut bytes = key.encode();
+    let decodes = Key::decode(&bytes) == Ok(key);
+    bytes[9] ^= 1;
+    decodes && Key::decode(&bytes).is_err() && key.covers(2 * GRANULE, GRANULE)
+}
+
+pub(crate) fn rkey() -> bool {
+    let rkey = black_box(Rkey { payload: Payload::Posix(sample()), base: GRANULE, len: 64, device: [9; 16] });
+    let bytes = rkey.encode();
+    Rkey::decode(&bytes) == Ok(rkey) && Rkey::decode(&bytes[1..]).is_err()
+}
+
+pub(crate) fn table() -> bool {
+    static WORDS: [AtomicU64; SMALL.words()] = [const { AtomicU64::new(0) }; SMALL.words()];
+    let Some(mut writer) = Writer::create(&WORDS, SMALL, NONCE) else { return false };
+    let chunk = Chunk { kind: ChunkKind::Vmm, fd: Some(3), address: 2 * GRANULE, len: GRANULE, buffer_id: 11, device: [9; 16] };
+    let Ok(id) = writer.publish(0, &chunk) else { return false };
+    let Ok(reader) = Reader::open(&WORDS, SMALL, NONCE) else { return false };
+    let found = reader.chunk_at(2 * GRANULE + 17) == Ok((id, chunk));
+    let retired = writer.retire(id);
+    found && retired && !reader.is_live(id) && reader.chunks(2 * GRANULE, GRANULE).all(|chunk| chunk.is_err())
+}
+
+pub(crate) fn texts() -> bool {
+    let refusal = black_box(NoIpc { cause: Cause::NoHandleType, address: 0x1000 });
+    let Err(error) = Key::decode(&[]) else { return false };
+    !Text::of(refusal).is_empty() && !Text::of(error).is_empty()
+}
