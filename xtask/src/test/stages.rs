@@ -1,0 +1,178 @@
+//! The stages of `test`: one function each, in the order in which they run.
+
+use std::path::Path;
+
+use crate::driver::{FakeDriver, Profile};
+use crate::workspace::{Failure, Workspace};
+use crate::{demo, fuzz, gen_bindings, no_std, tidy};
+
+/// One stage.
+pub(super) struct Stage {
+    pub(super) name: &'static str,
+    pub(super) help: &'static str,
+    /// Left out with `--fast`.
+    pub(super) slow: bool,
+    pub(super) run: fn(&Workspace) -> Result<Done, Failure>,
+}
+
+/// How a stage ended that did not fail.
+pub(super) enum Done {
+    Passed,
+    /// Nothing ran, for this reason.
+    Skipped(String),
+}
+
+type Outcome = Result<Done, Failure>;
+
+pub(super) const STAGES: &[Stage] = &[
+    Stage { name: "fmt", help: "rustfmt, in all three workspaces", slow: false, run: fmt },
+    Stage { name: "tidy", help: "what lints cannot check", slow: false, run: tidy },
+    Stage { name: "build", help: "every crate and the fake driver", slow: false, run: build },
+    Stage { name: "clippy", help: "all targets, warnings are errors", slow: false, run: clippy },
+    Stage { name: "features", help: "every feature set that users can choose", slow: false, run: features },
+    Stage { name: "docs", help: "rustdoc, warnings are errors", slow: false, run: docs },
+    Stage { name: "tests", help: "all tests, on the fake driver", slow: false, run: tests },
+    Stage { name: "doctests", help: "the examples in the documentation", slow: false, run: doctests },
+    Stage { name: "no-std", help: "the no_std crates link and run without std and allocator", slow: false, run: no_std },
+    Stage { name: "bindings", help: "the CUDA types are what the pinned headers give", slow: true, run: bindings },
+    Stage { name: "loom", help: "every interleaving of the small concurrency models", slow: true, run: loom },
+    Stage { name: "fuzz", help: "each fuzz target for some seconds", slow: true, run: fuzz },
+    Stage { name: "demo", help: "the demo shares and verifies memory", slow: true, run: demo },
+];
+
+/// How long each fuzz target runs.
+const FUZZ_SECONDS: u32 = 5;
+/// The workspaces besides the root's.
+const OTHER_WORKSPACES: [&str; 2] = ["tests/no-std-proof", "fuzz"];
+/// The feature sets, as arguments of clippy. Defaults of each library on its own, because in a workspace build features add up.
+const FEATURE_SETS: &[&str] = &[
+    "--package cuda-driver-sys",
+    "--package pidfd-sys --no-default-features",
+    "--package pidfd-sys",
+    "--package cuda-ipc-core --no-default-features",
+    "--package cuda-ipc-core",
+    "--package cuda-ipc-cache",
+    "--package cuda-ipc-ffi",
+    "--package cuda-ipc-cli",
+];
+/// Runs of the demo; each must verify what it shared.
+const DEMOS: &[&[&str]] = &[&[]];
+/// More switches between threads than this find next to nothing and take hours.
+const LOOM_PREEMPTIONS: &str = "3";
+
+fn fmt(workspace: &Workspace) -> Outcome {
+    workspace.cargo("fmt --all --check").run()?;
+    for folder in OTHER_WORKSPACES {
+        let manifest = workspace.root.join(folder).join("Cargo.toml");
+        workspace.cargo("fmt --check --manifest-path").arg(manifest).run()?;
+    }
+    Ok(Done::Passed)
+}
+
+fn tidy(workspace: &Workspace) -> Outcome {
+    tidy::run(workspace, &[])?;
+    Ok(Done::Passed)
+}
+
+fn build(workspace: &Workspace) -> Outcome {
+    workspace.cargo("build --workspace").run()?;
+    FakeDriver::link(workspace, Profile::Debug)?;
+    Ok(Done::Passed)
+}
+
+fn clippy(workspace: &Workspace) -> Outcome {
+    workspace.cargo("clippy --workspace --all-targets -- -D warnings").run()?;
+    Ok(Done::Passed)
+}
+
+fn features(workspace: &Workspace) -> Outcome {
+    for set in FEATURE_SETS {
+        workspace.cargo(&format!("clippy --quiet {set} -- -D warnings")).run()?;
+    }
+    Ok(Done::Passed)
+}
+
+fn docs(workspace: &Workspace) -> Outcome {
+    workspace.cargo("doc --workspace --no-deps").env("RUSTDOCFLAGS", "-D warnings").run()?;
+    Ok(Done::Passed)
+}
+
+fn tests(workspace: &Workspace) -> Outcome {
+    // Fresh after the build stage; alone, this makes the fake driver that the tests open.
+    workspace.cargo("build --workspace").run()?;
+    let fake = FakeDriver::link(workspace, Profile::Debug)?;
+    println!("fake driver: {}", fake.folder().display());
+    if workspace.has_program("cargo-nextest") {
+        workspace.cargo("nextest run --workspace --no-fail-fast").envs(fake.environment()).run()?;
+    } else {
+        // Tests that fork or change the environment want a process of their own; one at a time is the next best.
+        println!("cargo-nextest is not installed: running the tests of each file in one process, one at a time");
+        workspace.cargo("test --workspace --lib --bins --tests --no-fail-fast -- --test-threads=1").envs(fake.environment()).run()?;
+    }
+    Ok(Done::Passed)
+}
+
+fn doctests(workspace: &Workspace) -> Outcome {
+    let fake = FakeDriver::link(workspace, Profile::Debug)?;
+    workspace.cargo("test --workspace --doc").envs(fake.environment()).run()?;
+    Ok(Done::Passed)
+}
+
+fn no_std(workspace: &Workspace) -> Outcome {
+    no_std::run(workspace, &[])?;
+    Ok(Done::Passed)
+}
+
+fn bindings(workspace: &Workspace) -> Outcome {
+    gen_bindings::run(workspace, &["--check".to_owned()])?;
+    Ok(Done::Passed)
+}
+
+fn loom(workspace: &Workspace) -> Outcome {
+    let models = loom_models(workspace)?;
+    if models.is_empty() {
+        return Ok(Done::Skipped("no crate has a file tests/loom*.rs".to_owned()));
+    }
+    let preemptions = std::env::var("LOOM_MAX_PREEMPTIONS").unwrap_or_else(|_| LOOM_PREEMPTIONS.to_owned());
+    for (package, test) in &models {
+        // A target folder of its own: the flag goes to every dependency and would rebuild all of them twice.
+        workspace
+            .cargo(&format!("test --release --package {package} --test {test} --target-dir"))
+            .arg(workspace.target.join("loom"))
+            .env("RUSTFLAGS", "--cfg loom")
+            .env("LOOM_MAX_PREEMPTIONS", &preemptions)
+            .run()?;
+    }
+    Ok(Done::Passed)
+}
+
+/// Package and test name of every `PACKAGE/tests/loom*.rs`; our folders have their packages' names.
+fn loom_models(workspace: &Workspace) -> Result<Vec<(String, String)>, Failure> {
+    let mut models = Vec::new();
+    for package in workspace.shell.read_dir(&workspace.root)?.iter().filter(|folder| folder.join("tests").is_dir()) {
+        for file in workspace.shell.read_dir(package.join("tests"))? {
+            if let (Some(package), Some(test)) = (name(package), name(&file).and_then(|file| file.strip_suffix(".rs").map(str::to_owned)))
+                && test.starts_with("loom")
+            {
+                models.push((package, test));
+            }
+        }
+    }
+    Ok(models)
+}
+
+fn name(path: &Path) -> Option<String> {
+    Some(path.file_name()?.to_str()?.to_owned())
+}
+
+fn fuzz(workspace: &Workspace) -> Outcome {
+    fuzz::fuzz(workspace, &fuzz::targets(workspace)?, FUZZ_SECONDS)?;
+    Ok(Done::Passed)
+}
+
+fn demo(workspace: &Workspace) -> Outcome {
+    for args in DEMOS {
+        demo::check(workspace, args)?;
+    }
+    Ok(Done::Passed)
+}
