@@ -3,6 +3,7 @@
 //! - [`Peer`] (`peer.rs`): another process with a verified identity, reached by pidfd and kept.
 //! - [`Placement`] and [`Peer::import`] (`transfer.rs`): import some chunks to their places in an address range of the caller's.
 //! - [`Import`] (`range.rs`): the simplest use, one range in an address range of its own.
+//! - [`wait_for_deaths`] (`wait.rs`): sleep until a peer retires something.
 //! - [`ImportError`] (`error.rs`).
 //!
 //! Nothing is kept between two imports but the peer; windows, leases and limits are cuda-ipc-cache's.
@@ -11,9 +12,11 @@ mod error;
 mod peer;
 mod range;
 mod transfer;
+mod wait;
 
 pub use crate::sys::table_file::NotATableFile;
 pub use error::{Deadline, ImportError, ImportErrorKind, ImportStep};
 pub use peer::{Peer, own_nonces_contain};
 pub use range::Import;
 pub use transfer::{Access, Placement};
+pub use wait::{Bell, wait_for_deaths};

@@ -1,7 +1,6 @@
 //! A peer: another process with a verified identity, and its export table.
 
 use core::sync::atomic::AtomicU64;
-use core::time::Duration;
 use std::os::fd::AsFd;
 
 use super::error::{Deadline, ImportError, ImportErrorKind, ImportStep};
@@ -81,9 +80,8 @@ impl Peer {
         self.is_current().then(|| Reader::resume(self.table.words(), Layout::STANDARD)).flatten()
     }
 
-    /// Sleeps until the peer retires something after its epoch was `seen`, for at most `timeout`.
-    pub fn wait_epoch(&self, seen: u64, timeout: Duration) {
-        self.table.wait_epoch(seen, timeout);
+    pub(super) fn epoch_word(&self, seen: u64) -> (&core::sync::atomic::AtomicU32, u32) {
+        self.table.epoch_word(seen)
     }
 
     /// The live chunks that cover `[address, address + len)`, in order.

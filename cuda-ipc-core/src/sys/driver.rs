@@ -265,7 +265,7 @@ impl Cuda {
     }
 
     /// Reserves `len` bytes of address space, a multiple of the granularity.
-    pub(crate) fn reserve(&self, len: u64) -> Result<u64, DriverError> {
+    pub fn reserve(&self, len: u64) -> Result<u64, DriverError> {
         let mut address: CUdeviceptr = 0;
         let size =
             usize::try_from(len).map_err(|_| DriverError { call: "cuMemAddressReserve", code: CUresult::CUDA_ERROR_INVALID_VALUE.0 })?;
@@ -274,7 +274,7 @@ impl Cuda {
     }
 
     /// Frees a reservation in which nothing is mapped. Tried twice.
-    pub(crate) fn free_reservation(&self, address: u64, len: u64) -> Result<(), DriverError> {
+    pub fn free_reservation(&self, address: u64, len: u64) -> Result<(), DriverError> {
         let free = || call!(self, cuMemAddressFree(address, size(len)));
         released(free().or_else(|_| free()))
     }
@@ -285,13 +285,13 @@ impl Cuda {
     }
 
     /// Unmaps the chunks that fill `[address, address + len)`. Tried twice: a mapping that stays pins the exporter's memory.
-    pub(crate) fn unmap(&self, address: u64, len: u64) -> Result<(), DriverError> {
+    pub fn unmap(&self, address: u64, len: u64) -> Result<(), DriverError> {
         let unmap = || call!(self, cuMemUnmap(address, size(len)));
         released(unmap().or_else(|_| unmap()))
     }
 
     /// Lets `devices` access `[address, address + len)`, which must be mapped wholly.
-    pub(crate) fn set_access(&self, address: u64, len: u64, devices: &[CUdevice], writable: bool) -> Result<(), DriverError> {
+    pub fn set_access(&self, address: u64, len: u64, devices: &[CUdevice], writable: bool) -> Result<(), DriverError> {
         let flags =
             if writable { CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE } else { CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ };
         let descriptor = |&device: &CUdevice| CUmemAccessDesc { location: device_location(device), flags };
@@ -304,7 +304,7 @@ impl Cuda {
     }
 
     /// Runs `body` with this thread's stream-capture mode relaxed, so that it neither fails because of a capture elsewhere nor breaks one.
-    pub(crate) fn with_relaxed_capture<T>(&self, body: impl FnOnce() -> T) -> T {
+    pub fn with_relaxed_capture<T>(&self, body: impl FnOnce() -> T) -> T {
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         let exchanged = call!(self, cuThreadExchangeStreamCaptureMode(&raw mut mode));
         let value = body();

@@ -12,7 +12,6 @@
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicU32, AtomicU64};
-use core::time::Duration;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -196,12 +195,10 @@ impl PeerTable {
         self.words.as_slice()
     }
 
-    /// Sleeps until the exporter counts the epoch past `seen`, for at most `timeout`. Returns at once if it has already.
-    pub(crate) fn wait_epoch(&self, seen: u64, timeout: Duration) {
-        let timeout = futex::Timespec { tv_sec: timeout.as_secs().cast_signed(), tv_nsec: timeout.subsec_nanos().into() };
+    /// The futex word of the epoch, and the value it has while the epoch is `seen`.
+    pub(crate) fn epoch_word(&self, seen: u64) -> (&AtomicU32, u32) {
         #[allow(clippy::cast_possible_truncation, reason = "the futex word is the low half")]
         let seen = seen as u32;
-        // A signal, a change or the timeout: the caller looks at the epoch either way.
-        let _ = futex::wait(self.words.epoch_futex(), futex::Flags::empty(), seen, Some(&timeout));
+        (self.words.epoch_futex(), seen)
     }
 }
