@@ -1,1 +1,3 @@
-//! tests.
+//! What the tests share: processes, drivers, machines.
+
+pub mod driver;
