@@ -1,1 +1,29 @@
-//! cache.
+//! Windows that mirror an exporter's reservations: imports of CUDA memory of other processes that are cached, leased and bounded.
+//!
+//! - [`Cache`] (`cache.rs`): peers, their windows, and limits.
+//! - [`Window`] (`window.rs`): the mirror of one reservation; [`Window::lease`] is the use of it.
+//! - [`Lease`] (`lease.rs`): counted use of a range.
+//! - `slot.rs`: the lock-free state behind a hit.
+//! - [`IntervalIndex`] (`index.rs`): windows by address.
+//! - [`CacheStats`] (`stats.rs`), [`CacheError`] (`error.rs`).
+//!
+//! A lease is of the memory that the exporter has *now*: before each use it is compared, at the cost of one load, whether anything of the exporter's has
+//! died since the chunk was last checked. No lock, system call, driver call or allocation stands on that path.
+
+#![deny(unsafe_code)]
+
+mod cache;
+mod error;
+mod index;
+mod lease;
+pub mod slot;
+mod stats;
+mod sync;
+mod window;
+
+pub use cache::{Cache, CacheOptions, PeerWindows};
+pub use error::{CacheError, CacheErrorKind};
+pub use index::IntervalIndex;
+pub use lease::{Lease, LeaseParts};
+pub use stats::CacheStats;
+pub use window::{UnmapCause, Window};

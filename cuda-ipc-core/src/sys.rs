@@ -10,6 +10,8 @@ pub(crate) mod fork;
 pub(crate) mod table_file;
 pub(crate) mod thread;
 
+pub use thread::spawn as spawn_quiet;
+
 /// A system call that failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SyscallError {

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 /// Starts a thread with every signal blocked from its first instruction.
 ///
 /// Errors: the spawn's own. Source: pthread_sigmask(3); a thread inherits its creator's mask.
-pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
     let mut all = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = core::mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: initialises the local set.

@@ -1,0 +1,280 @@
+//! The cache: peers, their windows, and the limits that all windows share.
+//!
+//! [`Cache::window`] turns a key into its window, reaching the exporter if it is not known yet; [`Window::lease`] is all the rest of the time. What happens
+//! in the background, `sweeper.rs` does; what the windows may hold together, `limits.rs` knows; whom not to ask again yet, `refusals.rs`.
+
+mod limits;
+mod refusals;
+mod sweeper;
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cuda_driver_sys::CUdevice;
+use cuda_ipc_core::importer::{Bell, Deadline, ImportErrorKind, Peer};
+use cuda_ipc_core::key::{Key, KeyKind, Nonce};
+use cuda_ipc_core::sys::driver::Cuda;
+
+use crate::error::{CacheError, CacheErrorKind};
+use crate::index::IntervalIndex;
+use crate::stats::{CacheStats, Counters};
+use crate::window::{UnmapCause, Window};
+
+use refusals::Refusals;
+
+/// Settings of a [`Cache`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CacheOptions {
+    /// Bytes that may stay mapped. Idle windows make room, least recently used first; what is leased is counted, and stays even beyond the limit.
+    pub max_mapped_bytes: u64,
+    /// Windows that may keep address space, likewise.
+    pub max_windows: u64,
+    /// Bytes of address space that all windows may reserve. A window that does not fit even after idle ones made room is an error.
+    pub max_address_space: u64,
+    /// Whether chunks stay mapped after their last lease. If not, they are unmapped when it ends.
+    pub keep_idle: bool,
+    /// Whether a thread unmaps what exporters have freed and what dead peers have left. If not, [`Cache::trim`] is the caller's to call.
+    pub sweep: bool,
+    /// How long a refused peer is left alone at first; doubles with each refusal.
+    pub first_backoff: Duration,
+    /// How long it is left alone at most.
+    pub last_backoff: Duration,
+}
+
+impl Default for CacheOptions {
+    fn default() -> Self {
+        Self {
+            max_mapped_bytes: 1 << 40,
+            max_windows: 4096,
+            // Half of what a process has on x86-64; the driver and the application need some too.
+            max_address_space: 1 << 46,
+            keep_idle: true,
+            sweep: true,
+            first_backoff: Duration::from_millis(100),
+            last_backoff: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Windows of other processes' memory. Usable from any thread; dropping it closes every window that nobody holds, and stops its thread.
+#[derive(Debug)]
+pub struct Cache {
+    shared: Arc<Shared>,
+}
+
+/// What windows and the sweeper share with the cache.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    cuda: Cuda,
+    options: CacheOptions,
+    peers: Mutex<HashMap<Nonce, Arc<PeerWindows>>>,
+    refusals: Mutex<Refusals>,
+    counters: Counters,
+    /// Ticks with each import: the order of uses that evictions go by.
+    clock: AtomicU64,
+    reserved: AtomicU64,
+    bell: Bell,
+}
+
+/// A peer and its windows.
+#[derive(Debug)]
+pub struct PeerWindows {
+    peer: Arc<Peer>,
+    /// By base, length and access. A larger reservation made later at the same base is another window.
+    windows: Mutex<BTreeMap<(u64, u64, bool), Arc<Window>>>,
+    /// The same by address, for readers: one index for each access.
+    by_address: [IntervalIndex<Window>; 2],
+}
+
+impl Cache {
+    /// Makes a cache with no peers. It starts its thread with the first one.
+    pub fn new(cuda: Cuda, options: CacheOptions) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                cuda,
+                options,
+                peers: Mutex::default(),
+                refusals: Mutex::default(),
+                counters: Counters::default(),
+                clock: AtomicU64::new(1),
+                reserved: AtomicU64::new(0),
+                bell: Bell::new(),
+            }),
+        }
+    }
+
+    /// The window of what `key` names, accessible for `device` (an ordinal of this process). Nothing is imported yet.
+    ///
+    /// A peer's first key costs a contact, which has some tens of microseconds; a refusal is remembered and answered at once until it expires. Errors:
+    /// [`CacheError`]. Keep the window for as long as the key is of use.
+    pub fn window(&self, key: &Key, device: CUdevice, writable: bool, deadline: Deadline) -> Result<Arc<Window>, CacheError> {
+        let error = |kind| CacheError { kind, pid: key.pid, address: key.base };
+        if !matches!(key.kind, KeyKind::Reservation) {
+            return Err(error(CacheErrorKind::OutsideWindow));
+        }
+        let peer = self.shared.peer(key, deadline)?;
+        let window = peer.window(&self.shared, key.base, key.len, writable);
+        window.add_device(device, deadline)?;
+        Ok(window)
+    }
+
+    /// The windows of a peer that is known already.
+    pub fn peer(&self, nonce: Nonce) -> Option<Arc<PeerWindows>> {
+        self.shared.lock_peers().get(&nonce).cloned()
+    }
+
+    /// Unmaps what exporters have retired, and everything of peers that have exited, unless it is leased. Returns the bytes unmapped.
+    pub fn trim(&self) -> u64 {
+        self.shared.sweep()
+    }
+
+    /// Forgets a peer: unmaps what is idle, lets no more be imported, and unmaps the rest as its leases end. Returns the bytes unmapped now.
+    ///
+    /// A later key of the same peer makes new windows.
+    pub fn purge_peer(&self, nonce: Nonce) -> u64 {
+        self.shared.purge(nonce)
+    }
+
+    /// Counts and totals as of now.
+    pub fn stats(&self) -> CacheStats {
+        self.shared.stats()
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        let nonces: Vec<Nonce> = self.shared.lock_peers().keys().copied().collect();
+        for nonce in nonces {
+            self.shared.purge(nonce);
+        }
+        self.shared.bell.ring();
+    }
+}
+
+impl PeerWindows {
+    /// The peer.
+    pub const fn peer(&self) -> &Arc<Peer> {
+        &self.peer
+    }
+
+    /// Its windows with this access by address. Readers take no lock.
+    pub const fn index(&self, writable: bool) -> &IntervalIndex<Window> {
+        let [read, write] = &self.by_address;
+        if writable { write } else { read }
+    }
+
+    fn window(&self, shared: &Arc<Shared>, base: u64, len: u64, writable: bool) -> Arc<Window> {
+        let mut windows = self.lock();
+        let window = windows.entry((base, len, writable)).or_insert_with(|| {
+            let window = Arc::new(Window::new(shared.clone(), self.peer.clone(), base, len, writable));
+            self.index(writable).insert(base, len, window.clone());
+            window
+        });
+        window.clone()
+    }
+
+    fn windows(&self) -> Vec<Arc<Window>> {
+        self.lock().values().cloned().collect()
+    }
+
+    /// Forgets windows that nobody holds and that hold nothing.
+    fn forget_unused(&self) {
+        self.lock().retain(|&(base, _, writable), window| {
+            // One count here, one in the index.
+            let unused = Arc::strong_count(window) <= 2 && !window.has_address_space();
+            if unused {
+                self.index(writable).remove(base, window);
+            }
+            !unused
+        });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(u64, u64, bool), Arc<Window>>> {
+        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared {
+    pub(crate) const fn cuda(&self) -> &Cuda {
+        &self.cuda
+    }
+
+    /// The present tick.
+    #[inline]
+    pub(crate) fn clock(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(crate) const fn keeps_idle(&self) -> bool {
+        self.options.keep_idle
+    }
+
+    /// The known peer of `key`, or a new one, unless it has refused lately.
+    fn peer(self: &Arc<Self>, key: &Key, deadline: Deadline) -> Result<Arc<PeerWindows>, CacheError> {
+        let fail = |kind| CacheError { kind, pid: key.pid, address: key.base };
+        if let Some(known) = self.lock_peers().get(&key.nonce) {
+            return Ok(known.clone());
+        }
+        if let Some(refusal) = self.lock_refusals().standing(key.nonce) {
+            self.counters.refused_again.fetch_add(1, Ordering::Relaxed);
+            return Err(fail(CacheErrorKind::Refused(refusal)));
+        }
+        // No lock while the exporter is being reached. Two threads may both reach it; one of the two peers is kept.
+        let peer = Peer::connect(key, deadline).map_err(|error| {
+            self.counters.refused.fetch_add(1, Ordering::Relaxed);
+            // What may pass by itself is no verdict, and "use the pointer itself" is none on the peer.
+            if !error.retryable() && error.kind != ImportErrorKind::OwnProcess {
+                self.lock_refusals().add(key.nonce, error, &self.options);
+            }
+            fail(CacheErrorKind::Import(error))
+        })?;
+        self.lock_refusals().forget(key.nonce);
+        let fresh = PeerWindows { peer: Arc::new(peer), windows: Mutex::default(), by_address: Default::default() };
+        let kept = self.lock_peers().entry(key.nonce).or_insert_with(|| Arc::new(fresh)).clone();
+        self.bell.ring();
+        if self.options.sweep {
+            self.ensure_sweeper();
+        }
+        Ok(kept)
+    }
+
+    fn purge(&self, nonce: Nonce) -> u64 {
+        let Some(peer) = self.lock_peers().remove(&nonce) else { return 0 };
+        let freed = peer.windows().iter().map(|window| window.close(UnmapCause::Purged)).sum();
+        // What is still leased goes when its last lease ends (`lease_ended`).
+        self.bell.ring();
+        freed
+    }
+
+    fn stats(&self) -> CacheStats {
+        let peers = self.all_peers();
+        let mut stats = self.counters.read();
+        stats.peers = peers.len() as u64;
+        for window in peers.iter().flat_map(|peer| peer.windows()) {
+            let (chunks, bytes, waiting) = window.usage();
+            stats.windows += u64::from(window.has_address_space());
+            stats.chunks += chunks;
+            stats.bytes += bytes;
+            stats.waiting_unmaps += waiting;
+            stats.chunk_leases += window.takes();
+        }
+        stats.address_space = self.reserved.load(Ordering::Relaxed);
+        stats
+    }
+
+    fn all_peers(&self) -> Vec<Arc<PeerWindows>> {
+        self.lock_peers().values().cloned().collect()
+    }
+
+    fn lock_peers(&self) -> MutexGuard<'_, HashMap<Nonce, Arc<PeerWindows>>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_refusals(&self) -> MutexGuard<'_, Refusals> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

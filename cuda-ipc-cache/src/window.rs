@@ -1,0 +1,265 @@
+//! A window: this process's mirror of one reservation of a peer.
+//!
+//! A window has address space of the reservation's length, in which the chunk at `base + x` in the exporter appears at `local base + x`, once somebody has
+//! asked for it. [`Window::lease`] is its use. The hit path is here and in `slot.rs`: no lock, no system call, no driver call, no allocation. The rest of
+//! the window's life is in its parts:
+//!
+//! - `flight.rs`: who may change which granules: one at a time, others wait or share the failure.
+//! - `fill.rs`: a miss. Look the chunks up, clear what is dead, import what is missing.
+//! - `reclaim.rs`: unmapping what is dead or too much, when no lease is on it.
+//!
+//! A window without address space (fresh, or evicted) is as good as any: the next miss reserves some. So users keep their `Arc<Window>` for as long as they
+//! have the key.
+
+mod fill;
+mod flight;
+mod reclaim;
+
+use core::fmt;
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use cuda_ipc_core::importer::{Deadline, Peer};
+use cuda_ipc_core::table::GRANULE;
+
+use crate::cache::Shared;
+use crate::error::{CacheError, CacheErrorKind};
+use crate::lease::Lease;
+use crate::slot::{Glance, Slot};
+
+use flight::Inner;
+
+pub use reclaim::UnmapCause;
+
+/// See the module's documentation. Usable from any thread.
+pub struct Window {
+    peer: Arc<Peer>,
+    cache: Arc<Shared>,
+    base: u64,
+    len: u64,
+    writable: bool,
+    slots: Box<[Slot]>,
+    /// First address of the window here; 0 while it has none. Changes only while nothing is mapped.
+    local_base: core::sync::atomic::AtomicU64,
+    /// Bit mask of the ordinals of devices that have access.
+    devices: core::sync::atomic::AtomicU64,
+    /// The cache's clock when the window was last used.
+    last_used: core::sync::atomic::AtomicU64,
+    /// Leases taken of chunks that are not mapped any more.
+    past_takes: core::sync::atomic::AtomicU64,
+    inner: Mutex<Inner>,
+    /// Something that waiters wait for has changed: a flight has landed, or the last lease of a retiring chunk has ended.
+    changed: Condvar,
+}
+
+impl fmt::Debug for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Window")
+            .field("peer", &self.peer.nonce())
+            .field("base", &format_args!("{:#x}", self.base))
+            .field("len", &format_args!("{:#x}", self.len))
+            .field("writable", &self.writable)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Window {
+    pub(crate) fn new(cache: Arc<Shared>, peer: Arc<Peer>, base: u64, len: u64, writable: bool) -> Self {
+        let last_used = cache.clock().into();
+        Self {
+            peer,
+            cache,
+            base,
+            len,
+            writable,
+            slots: empty_slots(len.div_ceil(GRANULE)),
+            local_base: 0.into(),
+            devices: 0.into(),
+            last_used,
+            past_takes: 0.into(),
+            inner: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// First address of the reservation, in the exporter.
+    pub const fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// Length of the reservation in bytes.
+    pub const fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Never: a reservation has at least one byte.
+    pub const fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Whether devices may write through it.
+    pub const fn writable(&self) -> bool {
+        self.writable
+    }
+
+    /// The exporter.
+    pub const fn peer(&self) -> &Arc<Peer> {
+        &self.peer
+    }
+
+    /// Leases `[address, address + len)`, addresses of the exporter: the memory that is there *now*, mapped here until the lease ends.
+    ///
+    /// A hit costs tens of nanoseconds. A miss imports the missing chunks, and only these, in the calling thread. Errors: [`CacheError`]; the window is as
+    /// usable as before. `Busy` if a chunk was replaced while a lease on its old memory did not end before the deadline.
+    #[inline]
+    pub fn lease(&self, address: u64, len: u64, deadline: Deadline) -> Result<Lease<'_>, CacheError> {
+        match self.try_lease(address, len) {
+            Some(lease) => Ok(lease),
+            None => self.lease_slow(address, len, deadline, &[]),
+        }
+    }
+
+    /// As [`Window::lease`], for a caller who holds leases already: if a replaced chunk is blocked by one of `holding`, the answer is `Busy` at once, since
+    /// the caller would wait for itself.
+    pub fn lease_holding(&self, address: u64, len: u64, deadline: Deadline, holding: &[&Lease<'_>]) -> Result<Lease<'_>, CacheError> {
+        match self.try_lease(address, len) {
+            Some(lease) => Ok(lease),
+            None => self.lease_slow(address, len, deadline, holding),
+        }
+    }
+
+    /// The hit path alone: a lease if every chunk of the range is mapped and current, else `None`.
+    #[inline]
+    pub fn try_lease(&self, address: u64, len: u64) -> Option<Lease<'_>> {
+        let (first, last) = self.granules(address, len)?;
+        let table = self.peer.table()?;
+        // Loaded before the checks it will stand for.
+        let epoch = table.epoch();
+        let mut head = self.hold(first)?;
+        let (first_head, mut chunks) = (head, 0_u32);
+        loop {
+            chunks += 1;
+            let slot = self.slots.get(head as usize)?;
+            if !slot.is_current(&table, epoch) {
+                break;
+            }
+            let next = head + slot.granules();
+            if next > last {
+                self.touch();
+                let address = self.local_base.load(Acquire) + (address - self.base);
+                return Some(Lease::new(self, first_head, chunks, address));
+            }
+            match self.hold(next) {
+                Some(held) => head = held,
+                None => break,
+            }
+        }
+        self.end(first_head, chunks);
+        None
+    }
+
+    /// Takes a lease on the chunk that covers `granule`, and returns the granule of its head.
+    #[inline]
+    fn hold(&self, granule: u32) -> Option<u32> {
+        let head = match self.slots.get(granule as usize)?.glance() {
+            Glance::Head => granule,
+            Glance::Interior(back) => granule.checked_sub(back)?,
+            Glance::Empty => return None,
+        };
+        let slot = self.slots.get(head as usize)?;
+        if let Err(last) = slot.take() {
+            self.ended(last);
+            return None;
+        }
+        // Between the look and the lease another chunk may have come to begin here, one that does not reach as far.
+        if granule - head >= slot.granules() {
+            self.ended(slot.end());
+            return None;
+        }
+        Some(head)
+    }
+
+    /// Ends a lease of `chunks` chunks, the first of which has its head at `first`.
+    #[inline]
+    pub(crate) fn end(&self, first: u32, chunks: u32) {
+        let mut head = first;
+        for _ in 0..chunks {
+            let Some(slot) = self.slots.get(head as usize) else { return };
+            // Read before the end: afterwards the chunk may be gone.
+            head += slot.granules();
+            self.ended(slot.end());
+        }
+        if !self.cache.keeps_idle() {
+            self.reclaim_idle(first, head);
+        }
+    }
+
+    /// After an end: `last` says that somebody may be waiting for it.
+    #[inline]
+    fn ended(&self, last: bool) {
+        if last {
+            self.wake_reclaimers();
+        }
+    }
+
+    #[cold]
+    fn wake_reclaimers(&self) {
+        // Taking the lock orders this after the waiter's check of the count, so that no wake is lost.
+        drop(self.lock());
+        self.changed.notify_all();
+        self.cache.lease_ended(self);
+    }
+
+    /// First and last granule of a range; `None` if it is empty or not inside.
+    #[inline]
+    fn granules(&self, address: u64, len: u64) -> Option<(u32, u32)> {
+        let offset = address.checked_sub(self.base)?;
+        if len == 0 || offset >= self.len || len > self.len - offset {
+            return None;
+        }
+        // The number of slots fits a u32: a reservation of 2^53 bytes does not exist.
+        Some(((offset / GRANULE).try_into().ok()?, ((offset + len - 1) / GRANULE).try_into().ok()?))
+    }
+
+    /// Remembers that the window was used at the cache's present tick.
+    #[inline]
+    fn touch(&self) {
+        let now = self.cache.clock();
+        if self.last_used.load(Relaxed) != now {
+            self.last_used.store(now, Relaxed);
+        }
+    }
+
+    /// When it was last used, in ticks of the cache's clock, which counts imports.
+    pub(crate) fn last_used(&self) -> u64 {
+        self.last_used.load(Relaxed)
+    }
+
+    /// How often chunks of this window were leased: each chunk of a lease counts. Walks all mapped chunks.
+    pub fn takes(&self) -> u64 {
+        let inner = self.lock();
+        let mapped: u64 = inner.mapped.keys().filter_map(|&head| self.slots.get(head as usize)).map(Slot::takes).sum();
+        self.past_takes.load(Relaxed) + mapped
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // A panic under this lock would be a bug of ours; going on is better than failing for ever.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn error(&self, kind: CacheErrorKind, address: u64) -> CacheError {
+        CacheError { kind, pid: self.peer.pid(), address }
+    }
+}
+
+#[cfg(not(loom))]
+fn empty_slots(count: u64) -> Box<[Slot]> {
+    // Zeroed pages of the kernel's, touched only where chunks are: a window of 161 GB takes no memory to speak of until it is used.
+    use zerocopy::FromZeros;
+    usize::try_from(count).ok().and_then(|count| <[Slot]>::new_box_zeroed_with_elems(count).ok()).unwrap_or_default()
+}
+
+#[cfg(loom)]
+fn empty_slots(count: u64) -> Box<[Slot]> {
+    (0..count).map(|_| Slot::new()).collect()
+}
