@@ -76,6 +76,7 @@ impl Peer {
     }
 
     /// The peer's table. `None` in a forked child.
+    #[inline]
     pub fn table(&self) -> Option<Reader<'_, AtomicU64>> {
         self.is_current().then(|| Reader::resume(self.table.words(), Layout::STANDARD)).flatten()
     }
@@ -93,6 +94,7 @@ impl Peer {
         table.chunks(address, len).collect::<Result<_, _>>().map_err(|error| fail(ImportErrorKind::Lookup(error)))
     }
 
+    #[inline]
     pub(super) fn is_current(&self) -> bool {
         fork::is_current(self.token)
     }

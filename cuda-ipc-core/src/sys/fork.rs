@@ -39,6 +39,7 @@ pub(crate) fn token() -> Result<u64, SyscallError> {
 }
 
 /// Whether the process life that got `token` is this one.
+#[inline]
 pub(crate) fn is_current(token: u64) -> bool {
     let page = PAGE.load(Acquire);
     // SAFETY: not null means a page mapped by `page()` and never unmapped; a forked child has it too, wiped.

@@ -50,6 +50,7 @@ impl Words {
         Ok(Self { start, layout })
     }
 
+    #[inline]
     fn as_slice(&self) -> &[AtomicU64] {
         // SAFETY: see the module's chapter; the slice borrows `self`, so the mapping outlives it.
         unsafe { core::slice::from_raw_parts(self.start.as_ptr(), self.layout.words()) }
@@ -191,6 +192,7 @@ impl PeerTable {
     }
 
     /// The words.
+    #[inline]
     pub(crate) fn words(&self) -> &[AtomicU64] {
         self.words.as_slice()
     }

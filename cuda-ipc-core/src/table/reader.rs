@@ -126,6 +126,7 @@ impl<'a, W: Word> Reader<'a, W> {
     }
 
     /// A reader of words that [`Reader::open`] has accepted before, without looking at the header again. `None` if they are shorter than the layout.
+    #[inline]
     pub fn resume(words: &'a [W], layout: Layout) -> Option<Self> {
         Some(Self { words: words.get(..layout.words())?, layout })
     }
@@ -266,6 +267,7 @@ impl<'a, W: Word> Reader<'a, W> {
     }
 
     // All indices come from the layout, whose length `open` checked; one outside would read as 0.
+    #[inline]
     fn get(&self, at: usize) -> u64 {
         self.words.get(at).map_or(0, |word| word.load(Acquire))
     }

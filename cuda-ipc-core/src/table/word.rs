@@ -13,14 +13,17 @@ pub trait Word {
 }
 
 impl Word for AtomicU64 {
+    #[inline]
     fn load(&self, order: Ordering) -> u64 {
         AtomicU64::load(self, order)
     }
 
+    #[inline]
     fn store(&self, value: u64, order: Ordering) {
         AtomicU64::store(self, value, order);
     }
 
+    #[inline]
     fn fence(order: Ordering) {
         core::sync::atomic::fence(order);
     }
