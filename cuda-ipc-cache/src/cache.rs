@@ -7,7 +7,7 @@ mod limits;
 mod refusals;
 mod sweeper;
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,9 +20,10 @@ use cuda_ipc_core::sys::driver::Cuda;
 use crate::error::{CacheError, CacheErrorKind};
 use crate::index::IntervalIndex;
 use crate::stats::{CacheStats, Counters};
-use crate::window::{UnmapCause, Window};
+use crate::window::{Reclaimed, UnmapCause, Window};
 
 use refusals::Refusals;
+use sweeper::Thoroughness;
 
 /// Settings of a [`Cache`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +78,8 @@ pub(crate) struct Shared {
     clock: AtomicU64,
     reserved: AtomicU64,
     bell: Bell,
+    /// Something was left that no change of an epoch will announce: the next sweep looks at everything.
+    unsettled: AtomicBool,
 }
 
 /// A peer and its windows.
@@ -87,6 +90,8 @@ pub struct PeerWindows {
     windows: Mutex<BTreeMap<(u64, u64, bool), Arc<Window>>>,
     /// The same by address, for readers: one index for each access.
     by_address: [IntervalIndex<Window>; 2],
+    /// The peer's epoch before the last sweep that left nothing behind: while it stands, there is nothing to sweep.
+    swept: AtomicU64,
 }
 
 impl Cache {
@@ -102,6 +107,7 @@ impl Cache {
                 clock: AtomicU64::new(1),
                 reserved: AtomicU64::new(0),
                 bell: Bell::new(),
+                unsettled: AtomicBool::new(false),
             }),
         }
     }
@@ -128,7 +134,7 @@ impl Cache {
 
     /// Unmaps what exporters have retired, and everything of peers that have exited, unless it is leased. Returns the bytes unmapped.
     pub fn trim(&self) -> u64 {
-        self.shared.sweep()
+        self.shared.sweep(Thoroughness::Everything).freed_bytes
     }
 
     /// Forgets a peer: unmaps what is idle, lets no more be imported, and unmaps the rest as its leases end. Returns the bytes unmapped now.
@@ -233,7 +239,8 @@ impl Shared {
             fail(CacheErrorKind::Import(error))
         })?;
         self.lock_refusals().forget(key.nonce);
-        let fresh = PeerWindows { peer: Arc::new(peer), windows: Mutex::default(), by_address: Default::default() };
+        let fresh =
+            PeerWindows { peer: Arc::new(peer), windows: Mutex::default(), by_address: Default::default(), swept: AtomicU64::new(0) };
         let kept = self.lock_peers().entry(key.nonce).or_insert_with(|| Arc::new(fresh)).clone();
         self.bell.ring();
         if self.options.sweep {
@@ -244,10 +251,13 @@ impl Shared {
 
     fn purge(&self, nonce: Nonce) -> u64 {
         let Some(peer) = self.lock_peers().remove(&nonce) else { return 0 };
-        let freed = peer.windows().iter().map(|window| window.close(UnmapCause::Purged)).sum();
+        let mut purged = Reclaimed::default();
+        for window in peer.windows() {
+            purged += window.close(UnmapCause::Purged);
+        }
         // What is still leased goes when its last lease ends (`lease_ended`).
         self.bell.ring();
-        freed
+        purged.freed_bytes
     }
 
     fn stats(&self) -> CacheStats {

@@ -29,6 +29,7 @@ use crate::slot::{Glance, Slot};
 
 use flight::Inner;
 
+pub(crate) use reclaim::Reclaimed;
 pub use reclaim::UnmapCause;
 
 /// See the module's documentation. Usable from any thread.

@@ -3,7 +3,7 @@
 //! One thread for each cache, asleep in the kernel on the epoch words of all its peers. It wakes when one of them retires something, when the last lease on a
 //! dead chunk ends, when a peer is new, and a few times a second to see who has exited.
 
-use core::sync::atomic::Ordering::{AcqRel, Relaxed};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::time::Duration;
 use std::sync::{Arc, Weak};
 
@@ -11,35 +11,61 @@ use cuda_ipc_core::importer::{Peer, wait_for_deaths};
 use cuda_ipc_core::sys::spawn_quiet;
 
 use super::Shared;
-use crate::window::{UnmapCause, Window};
+use crate::window::{Reclaimed, UnmapCause, Window};
 
 /// How often peers are asked whether they live: the longest that a dead peer's memory stays, if nothing else wakes the sweeper.
 const LIVENESS: Duration = Duration::from_millis(200);
 /// How soon a pass is repeated that had to leave something: a chunk in flight, or a driver call that failed.
 const AGAIN: Duration = Duration::from_millis(20);
 
+/// No epoch ever counts this far.
+const NEVER: u64 = u64::MAX;
+
+/// Which peers a sweep looks at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Thoroughness {
+    /// Those whose epoch has changed, or who had something left last time.
+    Changed,
+    /// All.
+    Everything,
+}
+
 impl Shared {
-    /// One pass over all peers. Returns the bytes unmapped.
-    pub(super) fn sweep(&self) -> u64 {
-        let mut freed = 0;
+    /// One pass over the peers.
+    pub(super) fn sweep(&self, thoroughness: Thoroughness) -> Reclaimed {
+        let everything = self.unsettled.swap(false, AcqRel) || thoroughness == Thoroughness::Everything;
+        let mut swept = Reclaimed::default();
         for peer in self.all_peers() {
             if peer.peer().has_exited() {
-                freed += self.bury(peer.peer());
+                swept += self.bury(peer.peer());
                 continue;
             }
+            // From before the pass: a death during it is for the next one.
+            let Some(epoch) = peer.peer().table().map(|table| table.epoch()) else { continue };
+            if !everything && peer.swept.load(Acquire) == epoch {
+                continue;
+            }
+            let mut here = Reclaimed::default();
             for window in peer.windows() {
-                freed += window.reclaim(None);
+                here += window.reclaim(None);
             }
             peer.forget_unused();
+            // With something left, no epoch equals this one, so the next pass comes here again.
+            peer.swept.store(if here.left { NEVER } else { epoch }, Release);
+            swept += here;
         }
-        freed
+        swept
     }
 
     /// Closes the windows of a peer that has exited.
-    fn bury(&self, peer: &Arc<Peer>) -> u64 {
-        let nonce = peer.nonce();
-        let Some(dead) = self.lock_peers().remove(&nonce) else { return 0 };
-        dead.windows().iter().map(|window| window.close(UnmapCause::Purged)).sum()
+    fn bury(&self, peer: &Arc<Peer>) -> Reclaimed {
+        let mut buried = Reclaimed::default();
+        if let Some(dead) = self.lock_peers().remove(&peer.nonce()) {
+            for window in dead.windows() {
+                buried += window.close(UnmapCause::Purged);
+            }
+        }
+        buried
     }
 
     /// A retiring chunk of `window` has lost its last lease.
@@ -49,8 +75,14 @@ impl Shared {
             window.reclaim(Some(UnmapCause::Purged));
             window.release_address_space();
         } else {
-            self.bell.ring();
+            self.unsettle();
         }
+    }
+
+    /// Has the sweeper look at everything soon.
+    pub(crate) fn unsettle(&self) {
+        self.unsettled.store(true, Release);
+        self.bell.ring();
     }
 
     /// Starts the thread if there is none.
@@ -87,8 +119,7 @@ fn run(cache: &Weak<Shared>) {
             // A forked child has no thread, so this cannot be; were it so, there would be nothing to do.
             return;
         }
-        shared.sweep();
-        let left_something = shared.stats().waiting_unmaps != 0;
+        let left_something = shared.sweep(Thoroughness::Changed).left;
         shared.counters.sweeps.fetch_add(1, Relaxed);
         drop(peers);
         wait_for_deaths(&epochs, &shared.bell, rings, if left_something { AGAIN } else { LIVENESS });

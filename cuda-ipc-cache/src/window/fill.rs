@@ -120,7 +120,7 @@ impl Window {
             return Ok(());
         }
         let (missing, dead) = self.compare(&found, (first, last), epoch);
-        self.clear(&dead, UnmapCause::Replaced, deadline, holding)?;
+        self.clear(&dead, UnmapCause::Replaced, deadline, holding).inspect_err(|_| self.cache.unsettle())?;
         if missing.is_empty() {
             return Ok(());
         }

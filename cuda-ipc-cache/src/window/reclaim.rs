@@ -26,6 +26,22 @@ pub enum UnmapCause {
     Purged,
 }
 
+/// What came of a [`Window::reclaim`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Reclaimed {
+    /// Bytes unmapped.
+    pub(crate) freed_bytes: u64,
+    /// Whether something had to be left: leased, in flight, or refused by the driver.
+    pub(crate) left: bool,
+}
+
+impl core::ops::AddAssign for Reclaimed {
+    fn add_assign(&mut self, other: Self) {
+        self.freed_bytes += other.freed_bytes;
+        self.left |= other.left;
+    }
+}
+
 impl Window {
     /// Unmaps the chunks with these heads, which the caller's flight covers. Waits, until the deadline, for leases on them.
     pub(super) fn clear(&self, heads: &[u32], cause: UnmapCause, deadline: Deadline, holding: &[&Lease<'_>]) -> Result<(), CacheError> {
@@ -54,14 +70,21 @@ impl Window {
         Ok(())
     }
 
-    /// Unmaps what is dead and idle, and what has been waiting for its leases; with `all`, everything that is idle. Returns the bytes unmapped.
+    /// Unmaps what is dead and idle, and what has been waiting for its leases; with `all`, everything that is idle.
     ///
     /// Never waits: what is leased or in flight is left for the next call.
-    pub(crate) fn reclaim(&self, all: Option<UnmapCause>) -> u64 {
-        let heads: Vec<u32> = self.lock().mapped.keys().copied().collect();
-        let freed = self.reclaim_chunks(&heads, all);
+    pub(crate) fn reclaim(&self, all: Option<UnmapCause>) -> Reclaimed {
+        let Some(table) = self.peer.table() else { return Reclaimed::default() };
+        let heads: Vec<u32> = {
+            // Nothing is published or unmapped under the lock, so the identities stand; a look at each costs nanoseconds.
+            let inner = self.lock();
+            let wanted = inner.mapped.iter().filter(|(_, chunk)| all.is_some() || chunk.retiring || !table.is_live(chunk.id));
+            wanted.map(|(&head, _)| head).collect()
+        };
+        let freed_bytes = self.reclaim_chunks(&heads, all);
         self.unstick();
-        freed
+        let inner = self.lock();
+        Reclaimed { freed_bytes, left: !inner.stuck.is_empty() || heads.iter().any(|head| inner.mapped.contains_key(head)) }
     }
 
     /// Unmaps the chunks with heads in `first..end` if they are idle: what ending a lease does where nothing idle is kept.
@@ -116,11 +139,11 @@ impl Window {
     }
 
     /// Refuses imports from now on and unmaps what is idle. For a dead peer.
-    pub(crate) fn close(&self, cause: UnmapCause) -> u64 {
+    pub(crate) fn close(&self, cause: UnmapCause) -> Reclaimed {
         self.lock().closed = true;
-        let freed = self.reclaim(Some(cause));
+        let reclaimed = self.reclaim(Some(cause));
         self.release_address_space();
-        freed
+        reclaimed
     }
 
     /// Whether it refuses imports for good.
