@@ -325,6 +325,108 @@ fn asynchronous_copies_finish_when_told() {
     assert_eq!(cuda.is_filled(b.1, 9, CHUNK), Ok(true));
 }
 
+#[test]
+fn an_fd_that_a_child_inherited_pins_memory() {
+    let Some(_) = Inside::enter("an_fd_that_a_child_inherited_pins_memory", &FakeConfig::default()) else { return };
+    let (cuda, fake) = start();
+    let chunk = cuda.mem_chunk(CHUNK, 0, POSIX_FD).expect("a chunk");
+    let fd = own(cuda.mem_export_fd(chunk.0).expect("an export"));
+    // SAFETY: the child only sleeps until it is killed, or for so long.
+    let child = match unsafe { nix::unistd::fork() }.expect("fork") {
+        nix::unistd::ForkResult::Child => {
+            std::thread::sleep(core::time::Duration::from_secs(20));
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(0) };
+        }
+        nix::unistd::ForkResult::Parent { child } => child,
+    };
+    drop(fd);
+    cuda.mem_drop_chunk(CHUNK, chunk).expect("the end of the chunk");
+    assert_eq!((fake.device(0).used_bytes, fake.device(0).orphans), (CHUNK as u64, 1));
+    nix::sys::signal::kill(child, nix::sys::signal::Signal::SIGKILL).expect("kill");
+    nix::sys::wait::waitpid(child, None).expect("waitpid");
+    assert_eq!((fake.device(0).used_bytes, fake.device(0).orphans), (0, 0));
+}
+
+#[test]
+fn death_at_any_moment_leaves_the_machine_whole() {
+    let Some(me) = Inside::enter("death_at_any_moment_leaves_the_machine_whole", &FakeConfig::default()) else { return };
+    let (cuda, fake) = start();
+    if me.role() == "busy" {
+        me.tell("busy");
+        let mut kept = Vec::new();
+        for round in 0_usize.. {
+            kept.push(cuda.mem_chunk((1 + round % 3) * CHUNK, 0, POSIX_FD).expect("a chunk"));
+            drop(own(cuda.mem_export_fd(kept[kept.len() - 1].0).expect("an export")));
+            if kept.len() > 40 {
+                for (at, chunk) in kept.drain(..).enumerate() {
+                    cuda.mem_drop_chunk((1 + (round + 1 - 41 + at) % 3) * CHUNK, chunk).expect("the end of a chunk");
+                }
+            }
+        }
+    }
+    for round in 0..12 {
+        let mut busy: Vec<_> = (0..3).map(|_| me.spawn("busy").expect("a process")).collect();
+        for peer in &mut busy {
+            assert_eq!(peer.listen(), "busy");
+        }
+        std::thread::sleep(core::time::Duration::from_micros(500 + 1700 * round));
+        for peer in busy {
+            peer.kill().expect("kill");
+        }
+        assert_eq!((fake.device(0).used_bytes, fake.device(0).orphans, fake.device(0).processes), (0, 0, 1));
+    }
+    let total = cuda.mem_info().expect("cuMemGetInfo").1;
+    cuda.mem_create(total, 0, POSIX_FD).expect("all memory there is");
+    assert_eq!(cuda.mem_create(CHUNK, 0, POSIX_FD), Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+}
+
+#[test]
+fn threads_do_not_disturb_each_other() {
+    let Some(_) = Inside::enter("threads_do_not_disturb_each_other", &FakeConfig::default()) else { return };
+    let (cuda, fake) = start();
+    std::thread::scope(|scope| {
+        for value in 1..=4 {
+            scope.spawn(move || {
+                cuda.enter_primary(0);
+                for _ in 0..60 {
+                    let chunk = cuda.mem_chunk(CHUNK, 0, POSIX_FD).expect("a chunk");
+                    let fd = own(cuda.mem_export_fd(chunk.0).expect("an export"));
+                    cuda.fill(chunk.1, value, CHUNK).expect("a fill");
+                    let handle = cuda.mem_import_fd(fd.as_raw_fd()).expect("an import");
+                    let second = cuda.mem_reserve(CHUNK).expect("addresses");
+                    cuda.mem_map(second, CHUNK, 0, handle).expect("a mapping");
+                    cuda.mem_set_access(second, CHUNK, 0, 1).expect("access");
+                    cuda.mem_drop_chunk(CHUNK, chunk).expect("the end of the chunk");
+                    assert_eq!(cuda.is_filled(second, value, CHUNK), Ok(true));
+                    cuda.mem_drop_chunk(CHUNK, (handle, second)).expect("the end of the import");
+                }
+            });
+        }
+    });
+    let counters = fake.counters();
+    assert_eq!((counters.handles, counters.mappings, counters.reservations), (0, 0, 0));
+    assert_eq!((counters.copies_into_dead_mappings, counters.internal_errors), (0, 0));
+    assert_eq!(fake.device(0).used_bytes, 0);
+}
+
+#[test]
+fn orderly_exit_gives_memory_back() {
+    let Some(me) = Inside::enter("orderly_exit_gives_memory_back", &FakeConfig::default()) else { return };
+    let (cuda, fake) = start();
+    if me.role() == "leaver" {
+        let chunk = cuda.mem_chunk(8 * CHUNK, 0, POSIX_FD).expect("a chunk");
+        cuda.fill(chunk.1, 1, 8 * CHUNK).expect("a fill");
+        return;
+    }
+    let arena = std::path::Path::new(&std::env::var_os("FAKE_CUDA_DIR").expect("a machine")).join("gpu0.arena");
+    me.spawn("leaver").expect("a process").finish();
+    // Before anybody sweeps: the pages are gone from the file.
+    let blocks = std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(arena).expect("the arena"));
+    assert_eq!(blocks, 0);
+    assert_eq!(fake.device(0).used_bytes, 0);
+}
+
 /// Fetches an fd of another process.
 fn fetch(pid: u32, number: i32) -> OwnedFd {
     // SAFETY: two system calls that take numbers.

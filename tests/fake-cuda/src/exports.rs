@@ -4,6 +4,9 @@
 //! signature against it), base name and version for `cuGetProcAddress`, and the implementation with its arguments. The macro makes the `extern "C"`
 //! function, which goes through [`call::enter`] and nothing else. A table: longer than a file should be.
 //!
+//! On x86-64 the exported symbol is a jump behind the usual first instructions of a function. UCX copies those elsewhere to put a hook in their place,
+//! knows only some instructions, and works without its registration cache where it meets others, as it would in an optimised build of plain Rust.
+//!
 //! # Safety
 //! The entry points take C callers' pointers on trust (`abi.rs`). Rows without a typedef follow the signature in the CUDA driver API manual.
 
@@ -49,16 +52,49 @@ macro_rules! driver_calls {
         ];
 
         $(
+            #[allow(non_snake_case, reason = "the names of the C API")]
+            mod $symbol {
+                use super::*;
+
+                pub(super) unsafe extern "C" fn call($($arg: <$ty as FromC>::C),*) -> CUresult {
+                    call::enter(Call::$symbol, Phase::$phase, || {
+                        $(
+                            // SAFETY: the caller keeps the C contract for this argument (module doc).
+                            let $arg = unsafe { <$ty as FromC>::from_c($arg) };
+                        )*
+                        $module::$body($($arg),*)
+                    })
+                }
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            #[unsafe(naked)]
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $symbol($($arg: <$ty as FromC>::C),*) -> CUresult {
-                call::enter(Call::$symbol, Phase::$phase, || {
-                    $(
-                        // SAFETY: the caller keeps the C contract for this argument (module doc).
-                        let $arg = unsafe { <$ty as FromC>::from_c($arg) };
-                    )*
-                    $module::$body($($arg),*)
-                })
+                core::arch::naked_asm!(
+                    "push rbp",
+                    "mov rbp, rsp",
+                    "push r15",
+                    "push r14",
+                    "push r13",
+                    "push r12",
+                    "pop r12",
+                    "pop r13",
+                    "pop r14",
+                    "pop r15",
+                    "pop rbp",
+                    "jmp {call}",
+                    call = sym $symbol::call
+                )
             }
+
+            #[cfg(not(target_arch = "x86_64"))]
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $symbol($($arg: <$ty as FromC>::C),*) -> CUresult {
+                // SAFETY: the same function, for the same caller.
+                unsafe { $symbol::call($($arg),*) }
+            }
+
             $(const _: $pfn = Some($symbol);)?
         )*
     };

@@ -18,6 +18,7 @@ use std::sync::OnceLock;
 use crate::arena::Arenas;
 use crate::config::Config;
 use crate::file::{self, Lock};
+use crate::fork;
 use crate::layout::{ARENA_FACTOR, Body, Counters, Header, LAYOUT, MAGIC, MAX_DEVICES, MAX_PROCESSES};
 
 /// This process's place in the fake machine.
@@ -48,7 +49,23 @@ pub(crate) fn get() -> Option<&'static Registry> {
 
 /// Makes `registry` the process's own; only `cuInit` calls this, under its lock.
 pub(crate) fn set(registry: Registry) -> &'static Registry {
+    // SAFETY: the handler is a function of this library, which is never unloaded.
+    unsafe { libc::atexit(leave) };
     REGISTRY.get_or_init(|| registry)
+}
+
+/// Gives memory back at an orderly exit. Without it the arena would keep the pages until somebody sweeps; calls that come after it find nothing to
+/// give back, and do no harm.
+extern "C" fn leave() {
+    if let Some(registry) = get()
+        && !fork::in_child()
+    {
+        let mut body = registry.lock();
+        for gpu in 0..body.devices as usize {
+            body.drop_holder_everywhere(gpu, registry.slot);
+            body.sweep_orphans(gpu);
+        }
+    }
 }
 
 impl Registry {

@@ -312,11 +312,12 @@ impl Cuda {
     pub fn fill_async(&self, to: CUdeviceptr, value: u8, len: usize, stream: CUstream) -> Answer {
         call!(self.raw.cuMemsetD8Async, to, value, len, stream)
     }
-    /// Fails unless `len` bytes from there are all `value`: reads them.
+    /// Whether the `len` bytes from there are all `value`; reads them.
     pub fn is_filled(&self, from: CUdeviceptr, value: u8, len: usize) -> Answer<bool> {
         let mut bytes = vec![!value; len];
         self.read(&mut bytes, from)?;
-        Ok(bytes.iter().all(|&byte| byte == value))
+        // One comparison of memory, which is fast in test builds too.
+        Ok(bytes == vec![value; len])
     }
 
     // streams, events, capture
