@@ -1,0 +1,177 @@
+//! Import of all chunks of a range, against the bare calls for the same chunks.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use cuda_ipc_core::importer::{Access, Deadline, Import, ImportError, Peer};
+use serde::{Deserialize, Serialize};
+
+use super::samples::{Comparison, Spread, compare, micros};
+use super::{Common, Measured, Tables, start_exporter, table};
+use crate::Role;
+use crate::demo::importer::{DEADLINE, decode};
+use crate::failure::Failure;
+use crate::gpu::{Gpu, fd_and_len};
+use crate::limits;
+use crate::peer_process::{Link, PeerProcess};
+use crate::progress::Progress;
+use crate::size;
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct Settings {
+    pub(super) rkey: String,
+    pub(super) reps: u32,
+}
+
+/// What was found for one number of chunks. Times are microseconds.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Row {
+    chunks: usize,
+    bytes: u64,
+    import: Comparison,
+    /// What a first contact adds: connect and first look-up, less the usual look-up.
+    first_contact: Spread,
+    /// Reaching a peer that is not known.
+    connect: Spread,
+    /// Looking the chunks up in a table that was mapped just now.
+    first_lookup: Spread,
+    /// The same in a table that was read before: part of every import.
+    known_lookup: Spread,
+}
+
+pub(super) fn measure(common: &Common, sizes: Vec<u64>, progress: &mut Progress) -> Measured<Row> {
+    let (exporter, exported) = start_exporter(common, sizes, progress)?;
+    let settings = Settings { rkey: exported.rkey, reps: common.reps };
+    let mut importer = PeerProcess::start(Role::BenchImporter, &settings, common.silence())?;
+    let row = importer.receive(progress)?;
+    importer.finish()?;
+    exporter.finish()?;
+    Ok((row, exported.facts))
+}
+
+pub(super) fn tables(rows: &[Row]) -> Tables {
+    let mut imports = table(&[
+        "chunks",
+        "size",
+        "floor us: min / median / max",
+        "ours us: min / median / max",
+        "ratio of medians",
+        "median of pair ratios",
+    ]);
+    let mut contacts = table(&[
+        "chunks",
+        "first contact adds us: min / median / max",
+        "connect us: min / median / max",
+        "first look-up us",
+        "look-up in a known table us",
+    ]);
+    for Row { chunks, bytes, import, first_contact, connect, first_lookup, known_lookup } in rows {
+        imports.add_row([
+            chunks.to_string(),
+            size::human(*bytes),
+            import.floor.to_string(),
+            import.ours.to_string(),
+            format!("{:.3}", import.ratio_of_medians),
+            format!("{:.3}", import.median_of_pair_ratios),
+        ]);
+        contacts.add_row([
+            chunks.to_string(),
+            first_contact.to_string(),
+            connect.to_string(),
+            first_lookup.to_string(),
+            known_lookup.to_string(),
+        ]);
+    }
+    vec![
+        ("Import from a known peer", imports),
+        ("What a first contact adds: connect and first look-up, less the look-up that every import does", contacts),
+    ]
+}
+
+/// The importing process.
+pub(crate) fn child(link: &mut Link) -> Result<(), Failure> {
+    let Settings { rkey, reps } = link.receive()?;
+    limits::raise_open_files();
+    let (rkey, key) = decode(&rkey)?;
+    let gpu = Gpu::with_uuid(rkey.device)?;
+    let connect = || Peer::connect(&key, Deadline::after(DEADLINE)).map_err(gpu.at("reaching the exporter"));
+    let look_up = |peer: &Peer| peer.lookup(rkey.base, rkey.len).map_err(gpu.at::<ImportError>("looking the chunks up"));
+
+    let (mut connects, mut first_lookups) = (Vec::new(), Vec::new());
+    for _ in 0..reps.max(100) {
+        let start = Instant::now();
+        let peer = connect()?;
+        let connected = Instant::now();
+        let found = look_up(&peer)?;
+        first_lookups.push(micros(connected.elapsed()));
+        connects.push(micros(connected - start));
+        drop((found, peer));
+    }
+
+    let peer = Arc::new(connect()?);
+    let found = look_up(&peer)?;
+    let mut known_lookups = Vec::new();
+    for _ in 0..reps.max(100) {
+        let start = Instant::now();
+        let found = look_up(&peer)?;
+        known_lookups.push(micros(start.elapsed()));
+        drop(found);
+    }
+
+    let known_lookup = Spread::of(&known_lookups);
+    let first_contacts: Vec<f64> =
+        connects.iter().zip(&first_lookups).map(|(connect, lookup)| connect + lookup - known_lookup.median).collect();
+
+    let chunks: Vec<(i32, u64)> = found.iter().filter_map(fd_and_len).collect();
+    if chunks.len() != found.len() {
+        return Err(Failure::new("preparing the floor", "the exporter holds no fd for some chunks: its limit of open files is too low"));
+    }
+    let pidfd = pidfd_sys::pidfd_open(key.pid).map_err(Failure::at("opening a pidfd"))?;
+    let devices = [gpu.ordinal()];
+    let access = Access { devices: &devices, writable: false };
+    let floor = || {
+        let start = Instant::now();
+        let base = bare_import(&gpu, pidfd.as_fd(), &chunks, rkey.len)?;
+        let elapsed = start.elapsed();
+        gpu.unmap(base, rkey.len).and_then(|()| gpu.free_reservation(base, rkey.len)).map_err(gpu.at("taking the floor down"))?;
+        Ok(micros(elapsed))
+    };
+    let ours = || {
+        let start = Instant::now();
+        let import = Import::new(gpu.cuda(), &peer, &key, rkey.base, rkey.len, access, Deadline::after(DEADLINE))
+            .map_err(gpu.at("importing the range"))?;
+        let elapsed = start.elapsed();
+        import.close().map_err(gpu.at("unmapping the range"))?;
+        Ok(micros(elapsed))
+    };
+    let import = compare(reps, link, &format!("import of {} chunks", chunks.len()), floor, ours)?;
+    link.send(&Row {
+        chunks: chunks.len(),
+        bytes: rkey.len,
+        import,
+        first_contact: Spread::of(&first_contacts),
+        connect: Spread::of(&connects),
+        first_lookup: Spread::of(&first_lookups),
+        known_lookup,
+    })?;
+    link.wait_for_end();
+    Ok(())
+}
+
+/// The least that importing can be: the calls that nobody can leave out, with all they need known beforehand.
+fn bare_import(gpu: &Gpu, pidfd: BorrowedFd<'_>, chunks: &[(i32, u64)], span: u64) -> Result<u64, Failure> {
+    let driver = |step: &'static str| gpu.at(step);
+    let base = gpu.reserve(span).map_err(driver("floor: reserving"))?;
+    let mut at = base;
+    for &(number, len) in chunks {
+        let fd = pidfd_sys::pidfd_getfd(pidfd, number).map_err(Failure::at("floor: fetching an fd"))?;
+        let handle = gpu.import_fd(fd.as_fd()).map_err(driver("floor: importing"))?;
+        drop(fd);
+        gpu.map(at, len, handle).map_err(driver("floor: mapping"))?;
+        gpu.release(handle).map_err(driver("floor: releasing"))?;
+        at += len;
+    }
+    gpu.set_access(base, span, false).map_err(driver("floor: giving access"))?;
+    Ok(base)
+}

@@ -1,0 +1,115 @@
+//! The exporting child: makes chunks, fills them, exports a range of them, and keeps all of it until it is no longer needed.
+
+use std::time::Instant;
+
+use cuda_ipc_core::exporter::{Exporter, ExporterOptions};
+use pidfd_sys::{Ptracer, PtracerOutcome};
+use serde::{Deserialize, Serialize};
+
+use crate::bench::samples::micros;
+use crate::chunk_sizes;
+use crate::failure::Failure;
+use crate::gpu::{Chunks, Gpu, GpuFacts};
+use crate::hex;
+use crate::limits;
+use crate::pattern::Pattern;
+use crate::peer_process::Link;
+
+/// How many bytes go between host and device at a time.
+pub(crate) const PART: usize = 8 << 20;
+
+/// What the command wants exported.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Settings {
+    /// Ordinal of the device.
+    pub(crate) device: u32,
+    /// Chunk sizes, in order of address.
+    pub(crate) sizes: Vec<u64>,
+    /// Seed of the pattern that is written; without one the memory is left as it comes.
+    pub(crate) seed: Option<u64>,
+    /// Whether the range starts and ends inside chunks; else it is all of them.
+    pub(crate) inside_chunks: bool,
+}
+
+/// What the command gets to know.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Exported {
+    /// The encoded rkey, as hex digits: all that the importer is told.
+    pub(crate) rkey: String,
+    /// What the export took.
+    pub(crate) export_us: f64,
+    /// How many chunks the range touches.
+    pub(crate) chunks: usize,
+    pub(crate) facts: GpuFacts,
+    /// What had to be done so that an importer that is no ancestor may fetch fds.
+    pub(crate) note: Option<String>,
+}
+
+pub(crate) fn run(link: &mut Link) -> Result<(), Failure> {
+    let settings: Settings = link.receive()?;
+    limits::raise_open_files();
+    let note = let_the_family_in()?;
+    let gpu = Gpu::open(settings.device)?;
+    let chunks = Chunks::new(&gpu, &settings.sizes)?;
+    if let Some(seed) = settings.seed {
+        fill(&gpu, &chunks, Pattern::new(seed), link)?;
+    }
+    let (address, len) = if settings.inside_chunks {
+        let range = chunk_sizes::inner_range(&settings.sizes);
+        (chunks.address() + range.start, range.end - range.start)
+    } else {
+        (chunks.address(), chunks.len())
+    };
+    let exporter = Exporter::new(*gpu.cuda(), ExporterOptions::default()).map_err(Failure::at("making the export table"))?;
+    let start = Instant::now();
+    let export = exporter.export(address, len).map_err(gpu.at("exporting the range"))?;
+    let export_us = micros(start.elapsed());
+    link.send(&Exported {
+        rkey: hex::encode(&export.rkey().encode()),
+        export_us,
+        chunks: export.chunks().len(),
+        facts: gpu.facts()?,
+        note,
+    })?;
+    link.wait_for_end();
+    // In this order: the table lets go of the chunks before they are unmapped.
+    drop((export, exporter));
+    drop(chunks);
+    Ok(())
+}
+
+fn fill(gpu: &Gpu, chunks: &Chunks<'_>, pattern: Pattern, link: &mut Link) -> Result<(), Failure> {
+    let mut buffer = vec![0; PART];
+    let (mut at, end) = (chunks.address(), chunks.address() + chunks.len());
+    while at < end {
+        let part = part_of(&mut buffer, end - at);
+        pattern.fill(at, part);
+        gpu.upload(at, part).map_err(gpu.at("writing the pattern"))?;
+        at += part.len() as u64;
+        link.progress("exporter writes the pattern", at - chunks.address(), chunks.len())?;
+    }
+    Ok(())
+}
+
+/// As much of the buffer as is left to do.
+pub(crate) fn part_of(buffer: &mut [u8], left: u64) -> &mut [u8] {
+    let len = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
+    buffer.split_at_mut(len).0
+}
+
+/// Where Yama lets only ancestors fetch fds: names the command, and with it its children, as allowed too.
+///
+/// The exporter of an application does not do this unasked; here the command is its own user.
+fn let_the_family_in() -> Result<Option<String>, Failure> {
+    const SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
+    if !std::fs::read_to_string(SCOPE).is_ok_and(|scope| scope.trim() == "1") {
+        return Ok(None);
+    }
+    match pidfd_sys::set_ptracer(Ptracer::Pid(std::os::unix::process::parent_id())) {
+        Ok(PtracerOutcome::Set) => Ok(Some(
+            "Yama's ptrace_scope is 1 here: the exporter has allowed its importer by PR_SET_PTRACER, which an application has to do by itself".to_owned(),
+        )),
+        Ok(PtracerOutcome::NotNeeded) => Ok(None),
+        Err(error) => Err(Failure::new("allowing the importer to fetch fds", error)),
+    }
+}

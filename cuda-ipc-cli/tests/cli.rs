@@ -1,0 +1,352 @@
+//! The program as its users meet it: arguments, exit codes, what goes to which output; and the demo on the fake driver.
+//!
+//! The fake driver's folder is in `CUDA_IPC_FAKE_DRIVER_DIR`, which `cargo xtask test` sets. Without it the tests that need a driver say so and pass.
+
+use core::time::Duration;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Instant;
+
+use serde_json::Value;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_cuda-ipc");
+
+/// The program, with no driver at all.
+fn program(args: &[&str]) -> Command {
+    let mut command = Command::new(PROGRAM);
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+fn run(mut command: Command) -> (i32, String, String) {
+    let Output { status, stdout, stderr } = command.output().expect("the program starts");
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    (status.code().expect("no signal"), text(stdout), text(stderr))
+}
+
+/// A fake machine of its own, removed afterwards.
+struct Fake {
+    driver: PathBuf,
+    machine: PathBuf,
+}
+
+impl Fake {
+    fn new(test: &str) -> Option<Self> {
+        let Some(driver) = std::env::var_os("CUDA_IPC_FAKE_DRIVER_DIR") else {
+            println!("skipped {test}: CUDA_IPC_FAKE_DRIVER_DIR is not set; run `cargo xtask test`");
+            return None;
+        };
+        let shm = Path::new("/dev/shm");
+        let parent = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
+        let machine = parent.join(format!("cuda-ipc-cli-{test}-{}", std::process::id()));
+        std::fs::create_dir(&machine).expect("a folder for the fake machine");
+        Some(Self { driver: driver.into(), machine })
+    }
+
+    fn program(&self, args: &[&str]) -> Command {
+        let mut command = program(args);
+        command.env("LD_LIBRARY_PATH", &self.driver).env("FAKE_CUDA_DIR", &self.machine).env_remove("CUDA_VISIBLE_DEVICES");
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> (i32, String, String) {
+        run(self.program(args))
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.machine);
+    }
+}
+
+/// Hex digits of a golden file of cuda-ipc-core, without its comments.
+fn golden(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../cuda-ipc-core/tests/golden").join(name);
+    let text = std::fs::read_to_string(path).expect("a golden file");
+    text.lines().map(|line| line.split('#').next().unwrap_or_default().trim()).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn wrong_uses_exit_with_64_and_print_nothing() {
+    let cases: &[&[&str]] = &[
+        &[],
+        &["nothing"],
+        &["demo", "--chunks", "0"],
+        &["demo", "--chunks", "many"],
+        &["demo", "--size", "big"],
+        &["demo", "--chunks", "26", "--size", "2M"],
+        &["demo", "--kind", "pool"],
+        &["demo", "--route", "broker"],
+        &["inspect"],
+        &["inspect", "0xzz"],
+        &["inspect", "123"],
+        &["bench"],
+        &["bench", "import", "--reps", "0"],
+        &["bench", "import", "--chunks", "1,,2"],
+    ];
+    for case in cases {
+        let (code, out, err) = run(program(case));
+        assert_eq!((code, out.as_str()), (64, ""), "{case:?}: {err}");
+        assert!(!err.is_empty(), "{case:?}");
+    }
+}
+
+#[test]
+fn help_and_version_are_answers() {
+    for case in [&["--help"][..], &["demo", "--help"], &["inspect", "-h"], &["bench", "import", "--help"], &["--version"]] {
+        let (code, out, err) = run(program(case));
+        assert_eq!((code, err.as_str()), (0, ""), "{case:?}");
+        assert!(!out.is_empty(), "{case:?}");
+        assert!(!out.contains("child"), "{case:?} shows what is not for users");
+    }
+}
+
+#[test]
+fn a_machine_without_a_driver_gets_a_way_out() {
+    let folder = std::env::temp_dir().join(format!("cuda-ipc-cli-no-driver-{}", std::process::id()));
+    std::fs::create_dir(&folder).expect("a folder");
+    // A file that is no library keeps the loader from finding a real driver.
+    std::fs::write(folder.join("libcuda.so.1"), "no library").expect("a file");
+    let mut command = program(&["demo"]);
+    command.env("LD_LIBRARY_PATH", &folder);
+    let (code, out, err) = run(command);
+    std::fs::remove_dir_all(&folder).expect("removed");
+    assert_eq!((code, out.as_str()), (1, ""), "{err}");
+    assert!(err.contains("opening the CUDA driver") && err.contains("cargo xtask demo"), "{err}");
+}
+
+#[test]
+fn inspect_prints_every_field_of_a_key() {
+    for hex in [golden("key_reservation.hex"), format!("0x{}", golden("key_reservation.hex").replace(' ', ":"))] {
+        let (code, out, err) = run(program(&["inspect", &hex]));
+        assert_eq!((code, err.as_str()), (0, ""), "{out}");
+        let fields = [
+            "version 1",
+            "reservation",
+            "0x7f1200000000 to 0x809200000000, 1.50 TiB (1649267441664 bytes)",
+            "4242",
+            "4026531897",
+            "7 in that process",
+            "1122334455667788",
+            "99aabbccddeeff01, not this machine",
+            "no: import of 0x7f1200000000 from process 4242 failed at reading the key: the key was made on another machine or before a reboot",
+        ];
+        for field in fields {
+            assert!(out.contains(field), "no `{field}` in\n{out}");
+        }
+    }
+}
+
+#[test]
+fn inspect_takes_the_digits_in_several_arguments() {
+    let hex = golden("key_reservation.hex");
+    let mut args = vec!["inspect", "--json"];
+    args.extend(hex.split_whitespace());
+    let (code, out, _) = run(program(&args));
+    assert_eq!(code, 0);
+    let report: Value = serde_json::from_str(&out).expect("JSON");
+    assert_eq!(report["key"]["nonce"], "1122334455667788");
+    assert_eq!(report["key"]["made_on_this_host"], false);
+    assert_eq!(report["key"]["reach"]["reached"], false);
+}
+
+#[test]
+fn inspect_prints_every_kind_of_rkey() {
+    let cases = [
+        ("rkey_posix.hex", "POSIX fd", "0x7f1200200000 to 0x7f1200600000, 4 MiB (4194304 bytes)"),
+        ("rkey_legacy.hex", "legacy IPC", "01020304"),
+        ("rkey_no_ipc.hex", "cannot be shared", "1 byte"),
+        ("key_pool_allocation.hex", "pool allocation", "slot 4275878552"),
+    ];
+    for (name, kind, detail) in cases {
+        let (code, out, err) = run(program(&["inspect", &golden(name)]));
+        assert_eq!((code, err.as_str()), (0, ""), "{name}");
+        assert!(out.contains(kind) && out.contains(detail), "{name}:\n{out}");
+    }
+}
+
+#[test]
+fn inspect_names_what_is_wrong_with_bytes() {
+    let key = golden("key_reservation.hex").replace(' ', "");
+    let cases = [
+        (key[2..].to_owned(), "these are 63"),
+        (key[..126].to_owned(), "a key has 64 bytes, these are 63"),
+        (format!("{key}00"), "a key has 64 bytes, these are 65"),
+        (format!("00{}", &key[2..]), "not a cuda-ipc key"),
+        (format!("{}00", &key[..126]), "key damaged"),
+        (key.replacen("01", "02", 1), "key version 2 is not 1"),
+        (golden("rkey_posix.hex")[3..].to_owned(), "these are 107"),
+        (format!("{} 00", golden("rkey_posix.hex")), "an rkey has 108 bytes, these are 109"),
+    ];
+    for (hex, error) in cases {
+        let (code, out, err) = run(program(&["inspect", &hex]));
+        assert_eq!((code, out.as_str()), (1, ""), "{hex}");
+        assert!(err.contains(error), "no `{error}` in {err}");
+    }
+}
+
+#[test]
+fn the_demo_verifies_every_byte() {
+    let Some(fake) = Fake::new("demo") else { return };
+    for chunks in ["1", "2", "26"] {
+        let (code, out, err) = fake.run(&["demo", "--chunks", chunks, "--size", "64M"]);
+        assert_eq!(code, 0, "{err}");
+        let start =
+            format!("RESULT driver=fake kind=vmm chunks={chunks} bytes={} route=pidfd verified=true gbps=", (64 << 20) - 4352 - 4608);
+        assert!(out.starts_with(&start) && out.lines().count() == 1, "{out}");
+    }
+}
+
+#[test]
+fn the_demo_reports_as_json() {
+    let Some(fake) = Fake::new("json") else { return };
+    let (code, out, err) = fake.run(&["demo", "--chunks", "3", "--json"]);
+    assert_eq!(code, 0, "{err}");
+    let report: Value = serde_json::from_str(&out).expect("one JSON object");
+    assert_eq!(report["driver"], "fake");
+    assert_eq!(report["chunks"], 3);
+    assert_eq!(report["verified"], true);
+    for number in ["bytes", "gbps", "export_us", "connect_us", "import_us"] {
+        assert!(report[number].as_f64().is_some_and(|number| number > 0.0), "{number}: {out}");
+    }
+    assert!(report["gpu"].is_string() && report["cuda_version"].is_string(), "{out}");
+}
+
+#[test]
+fn the_demo_copies_in_parts_where_memory_is_short() {
+    let Some(fake) = Fake::new("short") else { return };
+    let mut command = fake.program(&["demo", "--chunks", "4"]);
+    command.env("FAKE_CUDA_MEMORY", "64M");
+    let (code, out, err) = run(command);
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("verified=true"), "{out}");
+}
+
+#[test]
+fn a_failing_driver_call_is_named() {
+    let Some(fake) = Fake::new("fault") else { return };
+    let cases = [
+        ("cuMemCreate#3=2", &["exporter", "creating chunk 2 of 4", "CUDA_ERROR_OUT_OF_MEMORY", "free on the device"][..]),
+        ("cuMemExportToShareableHandle#2=304", &["exporter", "exporting the range", "CUDA_ERROR_OPERATING_SYSTEM"]),
+        ("cuMemImportFromShareableHandle#2=999", &["demo-importer", "importing the range", "from process", "0x", "CUDA_ERROR_UNKNOWN"]),
+        ("cuMemSetAccess#1=1", &["cuMemSetAccess", "CUDA_ERROR_INVALID_VALUE"]),
+    ];
+    for (fault, texts) in cases {
+        let mut command = fake.program(&["demo", "--chunks", "4"]);
+        command.env("FAKE_CUDA_FAULT", fault);
+        let (code, out, err) = run(command);
+        assert_eq!((code, out.as_str()), (1, ""), "{fault}: {err}");
+        for text in texts {
+            assert!(err.contains(text), "{fault}: no `{text}` in {err}");
+        }
+    }
+}
+
+#[test]
+fn a_silent_process_is_given_up() {
+    let Some(fake) = Fake::new("silent") else { return };
+    let mut command = fake.program(&["demo", "--chunks", "1", "--timeout", "1"]);
+    command.env("FAKE_CUDA_FAULT", "cuMemImportFromShareableHandle#1~600000ms");
+    let start = Instant::now();
+    let (code, out, err) = run(command);
+    assert_eq!((code, out.as_str()), (1, ""), "{err}");
+    assert!(err.contains("nothing heard for 1 s"), "{err}");
+    assert!(start.elapsed() < Duration::from_secs(60));
+}
+
+#[test]
+fn a_process_that_dies_is_reported_with_its_status() {
+    let Some(fake) = Fake::new("death") else { return };
+    let mut command = fake.program(&["demo", "--chunks", "1"]);
+    command.env("FAKE_CUDA_FAULT", "cuMemImportFromShareableHandle#1~600000ms").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let demo = command.spawn().expect("the program starts");
+    let start = Instant::now();
+    // The importer is killed when it is about to import: then the exporter has told all it has.
+    let importer = loop {
+        if let Some(pid) = child_in_role(demo.id(), "demo-importer") {
+            break pid;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "no importer");
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    std::thread::sleep(Duration::from_millis(200));
+    let killed = Command::new("kill").args(["-9", &importer.to_string()]).status().expect("kill runs");
+    assert!(killed.success());
+    let Output { status, stdout, stderr } = demo.wait_with_output().expect("the demo ends");
+    let err = String::from_utf8_lossy(&stderr);
+    assert_eq!(status.code(), Some(1), "{err}");
+    assert!(stdout.is_empty());
+    assert!(err.contains("demo-importer") && err.contains("signal: 9"), "{err}");
+    assert!(start.elapsed() < Duration::from_secs(60));
+}
+
+/// The pid of a child of `parent` that was started in this role.
+fn child_in_role(parent: u32, role: &str) -> Option<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
+    children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(|pid| {
+        let arguments = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        arguments.split(|byte| *byte == 0).any(|argument| argument == role.as_bytes())
+    })
+}
+
+#[test]
+fn inspect_reaches_a_living_exporter() {
+    use std::io::{BufRead, BufReader, Write};
+
+    let Some(fake) = Fake::new("inspect") else { return };
+    let mut command = fake.program(&["child", "exporter"]);
+    let mut exporter = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the program starts");
+    let mut input = exporter.stdin.take().expect("a pipe");
+    let settings = r#"{"device":0,"sizes":[2097152,20971520,2097152],"seed":null,"inside_chunks":true}"#;
+    writeln!(input, "{settings}").expect("written");
+    let mut line = String::new();
+    BufReader::new(exporter.stdout.take().expect("a pipe")).read_line(&mut line).expect("an answer");
+    let answer: Value = serde_json::from_str(&line).expect("JSON");
+    let rkey = answer["value"]["rkey"].as_str().unwrap_or_else(|| panic!("no rkey in {line}")).to_owned();
+
+    let (code, out, err) = run(program(&["inspect", "--json", &rkey]));
+    assert_eq!((code, err.as_str()), (0, ""));
+    let key = &serde_json::from_str::<Value>(&out).expect("JSON")["key"];
+    assert_eq!(key["pid"], exporter.id());
+    for this in ["made_on_this_host", "made_in_this_pid_namespace"] {
+        assert_eq!(key[this], true, "{out}");
+    }
+    assert_eq!(key["process"]["exists"], true);
+    let table = &key["reach"]["table"];
+    assert_eq!(
+        (&table["chunks"], &table["bytes"], &table["with_fd"], &table["without_fd"]),
+        (&3.into(), &(24 << 20).into(), &3.into(), &0.into())
+    );
+    assert_eq!(table["runs"].as_array().map(Vec::len), Some(1), "{out}");
+    let (_, text, _) = run(program(&["inspect", &rkey]));
+    assert!(text.contains("yes: the table is open") && text.contains("3 here, 24 MiB"), "{text}");
+
+    drop(input);
+    assert!(exporter.wait().expect("it ends").success());
+    let (code, out, _) = run(program(&["inspect", &rkey]));
+    assert_eq!(code, 0);
+    assert!(out.contains("no such process here") && out.contains("ESRCH"), "{out}");
+}
+
+#[test]
+fn benches_report_what_they_measured() {
+    let Some(fake) = Fake::new("bench") else { return };
+    for (bench, comparison) in [("import", "import"), ("export", "export_and_release"), ("bandwidth", "gbps")] {
+        let (code, out, err) = fake.run(&["bench", bench, "--chunks", "1,3", "--reps", "3", "--json"]);
+        assert_eq!(code, 0, "{bench}: {err}");
+        let report: Value = serde_json::from_str(&out).expect("one JSON object");
+        assert_eq!((&report["bench"], &report["driver"], &report["reps"]), (&bench.into(), &"fake".into(), &3.into()));
+        let rows = report["rows"].as_array().expect("rows");
+        assert_eq!(rows.iter().map(|row| &row["chunks"]).collect::<Vec<_>>(), [1, 3]);
+        for row in rows {
+            let comparison = &row[comparison];
+            for number in [&comparison["ratio_of_medians"], &comparison["median_of_pair_ratios"], &comparison["ours"]["min"]] {
+                assert!(number.as_f64().is_some_and(|number| number > 0.0), "{bench}: {out}");
+            }
+        }
+        let (code, out, _) = fake.run(&["bench", bench, "--chunks", "1", "--reps", "1"]);
+        assert_eq!(code, 0);
+        assert!(out.starts_with(&format!("bench {bench}: driver=fake")) && out.contains("ratio of medians"), "{out}");
+    }
+}
