@@ -1,0 +1,174 @@
+//! Decides which calls the hook sees, and makes the real call.
+//!
+//! # Safety
+//! The unsafe here is `dlsym` and the call of what it found: the next function of the very name that was called, with the caller's own arguments in the
+//! same registers. Hooks are functions of the test program, which is never unloaded.
+
+use core::ffi::{CStr, c_char, c_int, c_long, c_void};
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize};
+
+use crate::entry::Arguments;
+use crate::functions::{FUNCTIONS, Failure};
+
+/// One call, as a hook sees it. `tests/src/shim.rs` repeats this.
+#[repr(C)]
+struct HookedCall {
+    /// The function's name.
+    name: *const c_char,
+    arguments: Arguments,
+    /// 0 before the call, 1 after it.
+    phase: c_int,
+    /// After the call: what it returned.
+    result: c_long,
+}
+
+/// Answers 0 to let the call through; a positive errno to fail it without making it; a negative one to make it and then report failure. After the call
+/// the answer is ignored.
+type Hook = extern "C" fn(*const HookedCall) -> c_int;
+type Real = unsafe extern "C" fn(c_long, c_long, c_long, c_long, c_long, c_long, c_long) -> c_long;
+
+static REAL: [AtomicPtr<c_void>; FUNCTIONS.len()] = [const { AtomicPtr::new(null_mut()) }; FUNCTIONS.len()];
+static SEEN: [AtomicU64; FUNCTIONS.len()] = [const { AtomicU64::new(0) }; FUNCTIONS.len()];
+static HOOK: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+static THREAD: AtomicUsize = AtomicUsize::new(0);
+static INSIDE: AtomicBool = AtomicBool::new(false);
+/// Where the program itself is mapped.
+static PROGRAM: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+/// Makes the call, by way of the hook if it is hooked.
+pub(crate) fn pass(index: usize, arguments: &Arguments, caller: usize) -> c_long {
+    SEEN[index].fetch_add(1, Relaxed);
+    let Some(hook) = hook_for(caller) else { return call(index, arguments) };
+    let mut hooked = HookedCall { name: FUNCTIONS[index].name.as_ptr(), arguments: *arguments, phase: 0, result: 0 };
+    let ask = |hooked: &HookedCall| {
+        INSIDE.store(true, Relaxed);
+        let answer = hook(hooked);
+        INSIDE.store(false, Relaxed);
+        answer
+    };
+    let answer = ask(&hooked);
+    if answer > 0 {
+        return fail(index, answer);
+    }
+    hooked.result = call(index, arguments);
+    let errno = errno();
+    hooked.phase = 1;
+    ask(&hooked);
+    if answer < 0 {
+        return fail(index, -answer);
+    }
+    set_errno(errno);
+    hooked.result
+}
+
+fn hook_for(caller: usize) -> Option<Hook> {
+    let hook = HOOK.load(Acquire);
+    let ours = || {
+        let (from, to) = (PROGRAM[0].load(Relaxed), PROGRAM[1].load(Relaxed));
+        THREAD.load(Relaxed) == this_thread() && (from..to).contains(&caller) && !INSIDE.load(Relaxed)
+    };
+    if hook.is_null() || !ours() {
+        return None;
+    }
+    // SAFETY: not null, so a `Hook` that `syscall_shim_set_hook` was given.
+    Some(unsafe { core::mem::transmute::<*mut c_void, Hook>(hook) })
+}
+
+fn fail(index: usize, errno: c_int) -> c_long {
+    if FUNCTIONS[index].failure == Failure::Returned {
+        return errno.into();
+    }
+    set_errno(errno);
+    -1
+}
+
+fn call(index: usize, [a, b, c, d, e, f, g]: &Arguments) -> c_long {
+    let mut real = REAL[index].load(Relaxed);
+    if real.is_null() {
+        // SAFETY: a C string; RTLD_NEXT is what comes after this library in the search order.
+        real = unsafe { libc::dlsym(libc::RTLD_NEXT, FUNCTIONS[index].name.as_ptr()) };
+        if real.is_null() {
+            return fail(index, libc::ENOSYS);
+        }
+        REAL[index].store(real, Relaxed);
+    }
+    // SAFETY: see the module's chapter.
+    let real = unsafe { core::mem::transmute::<*mut c_void, Real>(real) };
+    // SAFETY: as above.
+    unsafe { real(*a, *b, *c, *d, *e, *f, *g) }
+}
+
+fn errno() -> c_int {
+    let place = errno_place();
+    // SAFETY: the place of this thread's errno, valid for the life of the thread.
+    unsafe { *place }
+}
+
+fn set_errno(errno: c_int) {
+    let place = errno_place();
+    // SAFETY: as above; no other thread has this place.
+    unsafe { *place = errno };
+}
+
+fn errno_place() -> *mut c_int {
+    // SAFETY: no precondition.
+    unsafe { libc::__errno_location() }
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "an address of this process")]
+fn this_thread() -> usize {
+    // SAFETY: no precondition. The type is an integer here.
+    unsafe { libc::pthread_self() as usize }
+}
+
+/// Version of this interface.
+#[unsafe(no_mangle)]
+extern "C" fn syscall_shim_version() -> c_int {
+    1
+}
+
+/// Sets the hook of the calling thread; null takes it away, whoever has set it. 0, or -1 where the program cannot be told from its libraries.
+#[unsafe(no_mangle)]
+extern "C" fn syscall_shim_set_hook(hook: Option<Hook>) -> c_int {
+    HOOK.store(null_mut(), Release);
+    let Some(hook) = hook else { return 0 };
+    // SAFETY: the callback has the signature that dl_iterate_phdr wants and keeps nothing.
+    if unsafe { libc::dl_iterate_phdr(Some(remember_program), null_mut()) } != 1 {
+        return -1;
+    }
+    THREAD.store(this_thread(), Relaxed);
+    HOOK.store(hook as *mut c_void, Release);
+    0
+}
+
+/// Calls of the function with this name so far, hooked or not; all functions' for null.
+///
+/// # Safety
+/// `name` is null or a C string.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn syscall_shim_calls(name: *const c_char) -> u64 {
+    // SAFETY: not null, so a C string by the caller's word; it is not kept.
+    let name = (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) });
+    let counts = FUNCTIONS.iter().zip(&SEEN);
+    counts.filter(|(function, _)| name.is_none_or(|name| function.name == name)).map(|(_, seen)| seen.load(Relaxed)).sum()
+}
+
+/// Notes where the first object, the program itself, is mapped, and ends the iteration.
+#[allow(clippy::cast_possible_truncation, reason = "addresses of this process")]
+unsafe extern "C" fn remember_program(info: *mut libc::dl_phdr_info, _size: usize, _data: *mut c_void) -> c_int {
+    // SAFETY: dl_iterate_phdr passes a valid structure for the time of the call.
+    let info = unsafe { &*info };
+    // SAFETY: the headers of a loaded object, as many as it says.
+    let headers = unsafe { core::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
+    let loaded = headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
+    let base = info.dlpi_addr as usize;
+    let (from, to) = loaded.fold((usize::MAX, 0), |(from, to), header| {
+        let start = base.wrapping_add(header.p_vaddr as usize);
+        (from.min(start), to.max(start + header.p_memsz as usize))
+    });
+    PROGRAM[0].store(from, Relaxed);
+    PROGRAM[1].store(to, Relaxed);
+    1
+}

@@ -1,0 +1,82 @@
+//! The importing side of a test: a driver, and imports that are verified and leave nothing behind.
+
+use core::time::Duration;
+use std::sync::Arc;
+
+use cuda_ipc_core::importer::{Access, Deadline, Import, ImportError, Peer};
+use cuda_ipc_core::key::Key;
+use cuda_ipc_core::rkey::{Payload, Rkey};
+use cuda_ipc_core::sys::driver;
+
+use crate::driver::{Cuda, Fake};
+use crate::exporter::RemoteMemory;
+
+/// More than any call here takes.
+pub const LONG: Duration = Duration::from_secs(60);
+/// Access for the first device, to read.
+pub const READ: Access<'static> = Access { devices: &[0], writable: false };
+/// Access for the first device, to read and write.
+pub const WRITE: Access<'static> = Access { devices: &[0], writable: true };
+
+/// An importing process.
+#[derive(Clone, Copy, Debug)]
+pub struct Importer {
+    /// Plain driver calls.
+    pub cuda: Cuda,
+    /// The driver as the library under test has it.
+    pub core: driver::Cuda,
+    /// Counters and faults.
+    pub fake: Fake,
+}
+
+impl Importer {
+    /// Loads the fake driver and makes the first device's primary context current.
+    pub fn start() -> Self {
+        let cuda = Cuda::start();
+        cuda.enter_primary(0);
+        Self { cuda, core: driver::Cuda::open().expect("a driver"), fake: Fake::find().expect("the fake driver") }
+    }
+
+    /// Reaches the exporter of `rkey`.
+    pub fn connect(&self, rkey: &Rkey) -> Result<Arc<Peer>, ImportError> {
+        Peer::connect(&key(rkey), Deadline::after(LONG)).map(Arc::new)
+    }
+
+    /// Imports what `rkey` says, from a known peer.
+    pub fn import_from(&self, peer: &Arc<Peer>, rkey: &Rkey) -> Result<Import, ImportError> {
+        self.import_range(peer, rkey, rkey.base, rkey.len)
+    }
+
+    /// Imports a range, from a known peer.
+    pub fn import_range(&self, peer: &Arc<Peer>, rkey: &Rkey, address: u64, len: u64) -> Result<Import, ImportError> {
+        Import::new(&self.core, peer, &key(rkey), address, len, READ, Deadline::after(LONG))
+    }
+
+    /// Reaches the exporter and imports.
+    pub fn import(&self, rkey: &Rkey) -> Result<Import, ImportError> {
+        self.import_from(&self.connect(rkey)?, rkey)
+    }
+
+    /// Imports what `rkey` says and compares every byte with what is in `memory`.
+    #[track_caller]
+    pub fn verify(&self, rkey: &Rkey, memory: &RemoteMemory) -> Import {
+        let import = self.import(rkey).expect("an import");
+        self.verify_import(&import, rkey, memory);
+        import
+    }
+
+    /// Compares every byte of an import of `rkey` with what is in `memory`.
+    #[track_caller]
+    pub fn verify_import(&self, import: &Import, rkey: &Rkey, memory: &RemoteMemory) {
+        assert_eq!(import.len(), rkey.len);
+        memory.verify(&self.cuda, import.address(), rkey.base - memory.base, rkey.len).expect("the exporter's bytes");
+    }
+}
+
+/// The key in an rkey of ours.
+pub fn key(rkey: &Rkey) -> Key {
+    match rkey.payload {
+        Payload::Posix(key) => key,
+        other => panic!("not a key: {other:?}"),
+    }
+}
