@@ -1,5 +1,7 @@
 //! The fake driver itself: what only it promises, or what a GPU promises and the other tests rely on.
 
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use cuda_driver_sys::CUresult;
@@ -425,6 +427,28 @@ fn orderly_exit_gives_memory_back() {
     let blocks = std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(arena).expect("the arena"));
     assert_eq!(blocks, 0);
     assert_eq!(fake.device(0).used_bytes, 0);
+}
+
+#[test]
+fn a_callback_holds_its_stream() {
+    let Some(_) = Inside::enter("a_callback_holds_its_stream", &FakeConfig::default()) else { return };
+    let (cuda, _) = start();
+    static GO: AtomicBool = AtomicBool::new(false);
+    unsafe extern "C" fn wait(_: *mut c_void) {
+        while !GO.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+    }
+    let chunk = cuda.mem_chunk(CHUNK, 0, POSIX_FD).expect("a chunk");
+    let stream = cuda.stream_create(1).expect("a stream");
+    // SAFETY: a function of this program, which takes no data.
+    unsafe { cuda.launch_host(stream, Some(wait), core::ptr::null_mut()) }.expect("a callback");
+    cuda.fill_async(chunk.1, 3, CHUNK, stream).expect("a fill");
+    assert_eq!(cuda.stream_query(stream), Err(CUresult::CUDA_ERROR_NOT_READY));
+    assert_eq!(cuda.is_filled(chunk.1, 0, CHUNK), Ok(true));
+    GO.store(true, Ordering::Release);
+    cuda.stream_synchronize(stream).expect("the callback has returned");
+    assert_eq!(cuda.is_filled(chunk.1, 3, CHUNK), Ok(true));
 }
 
 /// Fetches an fd of another process.

@@ -89,6 +89,11 @@ impl Streams {
         self.queued
     }
 
+    /// Nothing is queued, and nothing runs on the worker.
+    fn is_idle(&self) -> bool {
+        self.is_done(self.queued)
+    }
+
     fn is_done(&self, number: u64) -> bool {
         self.done >= number
     }
@@ -108,7 +113,7 @@ impl Process {
 
     /// Queues work, or does it at once. Takes the lock along, for the bytes move without it.
     pub(crate) fn submit(mut process: MutexGuard<'static, Self>, stream: StreamId, work: Work) -> Answer {
-        let on_hold = process.asynchronous;
+        let mode = process.asynchronous;
         if let Some(state) = process.streams.live.get_mut(&stream)
             && let Some(capture) = &mut state.capture
         {
@@ -120,7 +125,7 @@ impl Process {
             return result;
         }
         let callback = matches!(work, Work::Host(..) | Work::Callback(..));
-        if on_hold == Asynchronous::Off && process.streams.queue.is_empty() && !callback {
+        if mode == Asynchronous::Off && process.streams.is_idle() && !callback {
             return match work {
                 Work::Transfer(transfer) => {
                     drop(process);
@@ -136,7 +141,7 @@ impl Process {
                 Work::Host(..) | Work::Callback(..) => Ok(()),
             };
         }
-        let delay = if let Asynchronous::After(micros) = on_hold { Duration::from_micros(micros) } else { Duration::ZERO };
+        let delay = if let Asynchronous::After(micros) = mode { Duration::from_micros(micros) } else { Duration::ZERO };
         let streams = &mut process.streams;
         streams.queued += 1;
         let number = streams.queued;
@@ -165,7 +170,7 @@ impl Process {
 
     /// As [`Process::finish`], for what a synchronous call waits for: the context's streams, but not the non-blocking ones.
     pub(crate) fn finish_blocking(process: MutexGuard<'static, Self>, context: u64) -> MutexGuard<'static, Self> {
-        if process.streams.queue.is_empty() {
+        if process.streams.is_idle() {
             return process;
         }
         let blocking = process.streams.live.values().filter(|stream| stream.context == context && !stream.non_blocking);

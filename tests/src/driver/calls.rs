@@ -204,18 +204,18 @@ impl Cuda {
         let base = get!(CUdeviceptr; self.raw.cuMemGetAddressRange, out, &raw mut size, address)?;
         Ok((base, size))
     }
-    /// An attribute of at most eight bytes, as the little-endian number of what was written into zeros.
+    /// An attribute, as the little-endian number of the first eight bytes of what was written into zeros.
     pub fn attribute(&self, attribute: CUpointer_attribute, address: CUdeviceptr) -> Answer<u64> {
-        let mut value = 0_u64;
-        call!(self.raw.cuPointerGetAttribute, (&raw mut value).cast::<c_void>(), attribute, address)?;
-        Ok(value)
+        let mut value = [0_u64; 4];
+        call!(self.raw.cuPointerGetAttribute, value.as_mut_ptr().cast::<c_void>(), attribute, address)?;
+        Ok(value[0])
     }
     /// An attribute by the plural call.
     pub fn attribute_plural(&self, attribute: CUpointer_attribute, address: CUdeviceptr) -> Answer<u64> {
-        let (mut attribute, mut value) = (attribute, 0_u64);
-        let mut data = (&raw mut value).cast::<c_void>();
+        let (mut attribute, mut value) = (attribute, [0_u64; 4]);
+        let mut data = value.as_mut_ptr().cast::<c_void>();
         call!(self.raw.cuPointerGetAttributes, 1, &raw mut attribute, &raw mut data, address)?;
-        Ok(value)
+        Ok(value[0])
     }
     pub fn buffer_id(&self, address: CUdeviceptr) -> Answer<u64> {
         self.attribute(CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID, address)
@@ -354,6 +354,13 @@ impl Cuda {
     }
     pub fn graph_destroy(&self, graph: CUgraph) -> Answer {
         call!(self.raw.cuGraphDestroy, graph)
+    }
+    /// Queues a call of `function`, which gets `data` on a thread of the driver's.
+    ///
+    /// # Safety
+    /// Both live until the stream has passed the call, and `data` is what `function` expects.
+    pub unsafe fn launch_host(&self, stream: CUstream, function: CUhostFn, data: *mut c_void) -> Answer {
+        call!(self.raw.cuLaunchHostFunc, stream, function, data)
     }
     pub fn event_create(&self) -> Answer<CUevent> {
         get!(CUevent; self.raw.cuEventCreate, out, 2)
