@@ -64,13 +64,12 @@ pub(crate) fn run(link: &mut Link) -> Result<(), Failure> {
     let start = Instant::now();
     let export = exporter.export(address, len).map_err(gpu.at("exporting the range"))?;
     let export_us = micros(start.elapsed());
-    link.send(&Exported {
-        rkey: hex::encode(&export.rkey().encode()),
-        export_us,
-        chunks: export.chunks().len(),
-        facts: gpu.facts()?,
-        note,
-    })?;
+    let (with_fd, chunks_exported) = (exporter.stats().fds, export.chunks().len());
+    if with_fd < chunks_exported as u64 {
+        let cause = format!("the limit of open files, {}, leaves fds for {with_fd} of {chunks_exported} chunks", limits::open_files());
+        return Err(Failure::new("exporting the range", cause).note("raise the hard limit (ulimit -Hn), or ask for fewer chunks"));
+    }
+    link.send(&Exported { rkey: hex::encode(&export.rkey().encode()), export_us, chunks: chunks_exported, facts: gpu.facts()?, note })?;
     link.wait_for_end();
     // In this order: the table lets go of the chunks before they are unmapped.
     drop((export, exporter));

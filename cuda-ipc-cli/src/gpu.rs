@@ -23,7 +23,6 @@ use cuda_driver_sys::{
     CUcontext, CUdevice, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp_v1, CUmemAllocationType,
     CUresult, CUstream, device_location,
 };
-use cuda_ipc_core::import::Found;
 use cuda_ipc_core::importer::{ImportError, ImportErrorKind};
 use cuda_ipc_core::reason::{Cause, NoIpc};
 use cuda_ipc_core::sys::driver::{Cuda, DriverError};
@@ -335,9 +334,4 @@ fn code_name(cuda: &Cuda, code: u32) -> Option<String> {
     call!(cuda, cuGetErrorName(CUresult(code), &raw mut name)).ok()?;
     // SAFETY: on success the driver gives a C string that lives as long as the driver (cuGetErrorName); null is handled.
     (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned())
-}
-
-/// What the bare calls need to know of a chunk: its fd number in the exporter and its length.
-pub(crate) fn fd_and_len(chunk: &Found) -> Option<(i32, u64)> {
-    Some((chunk.1.fd?.cast_signed(), chunk.1.len))
 }

@@ -9,3 +9,8 @@ pub(crate) fn raise_open_files() {
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     }
 }
+
+/// The soft limit of open files.
+pub(crate) fn open_files() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}

@@ -244,6 +244,17 @@ fn a_failing_driver_call_is_named() {
 }
 
 #[test]
+fn too_low_a_limit_of_open_files_is_named() {
+    let Some(fake) = Fake::new("limit") else { return };
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -n 300; exec \"$0\" demo --chunks 60 --size 120M", PROGRAM]);
+    command.env("LD_LIBRARY_PATH", &fake.driver).env("FAKE_CUDA_DIR", &fake.machine).stdin(Stdio::null());
+    let (code, out, err) = run(command);
+    assert_eq!((code, out.as_str()), (1, ""), "{err}");
+    assert!(err.contains("the limit of open files, 300, leaves fds for 44 of 60 chunks"), "{err}");
+}
+
+#[test]
 fn a_silent_process_is_given_up() {
     let Some(fake) = Fake::new("silent") else { return };
     let mut command = fake.program(&["demo", "--chunks", "1", "--timeout", "1"]);

@@ -12,7 +12,7 @@ use super::{Common, Measured, Tables, start_exporter, table};
 use crate::Role;
 use crate::demo::importer::{DEADLINE, decode};
 use crate::failure::Failure;
-use crate::gpu::{Gpu, fd_and_len};
+use crate::gpu::Gpu;
 use crate::limits;
 use crate::peer_process::{Link, PeerProcess};
 use crate::progress::Progress;
@@ -123,9 +123,9 @@ pub(crate) fn child(link: &mut Link) -> Result<(), Failure> {
     let first_contacts: Vec<f64> =
         connects.iter().zip(&first_lookups).map(|(connect, lookup)| connect + lookup - known_lookup.median).collect();
 
-    let chunks: Vec<(i32, u64)> = found.iter().filter_map(fd_and_len).collect();
+    let chunks: Vec<(i32, u64)> = found.iter().filter_map(|(_, chunk)| Some((chunk.fd?.cast_signed(), chunk.len))).collect();
     if chunks.len() != found.len() {
-        return Err(Failure::new("preparing the floor", "the exporter holds no fd for some chunks: its limit of open files is too low"));
+        return Err(Failure::new("preparing the floor", "the exporter holds no fd for some chunks"));
     }
     let pidfd = pidfd_sys::pidfd_open(key.pid).map_err(Failure::at("opening a pidfd"))?;
     let devices = [gpu.ordinal()];
