@@ -112,7 +112,6 @@ fn run_one<R: Serialize>(common: &Common, bench: &Bench<R>) -> Result<(), Failur
         rows.push(row);
         facts.get_or_insert(found);
     }
-    progress.finish();
     // The parser lets no empty list through.
     let Some(GpuFacts { driver, gpu, gpu_uuid, cuda_version, driver_version, kernel }) = facts else { return Ok(()) };
     let report = Report { bench: bench.name, driver, gpu, gpu_uuid, cuda_version, driver_version, kernel, reps: common.reps, rows };

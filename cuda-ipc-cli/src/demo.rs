@@ -118,9 +118,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Some(end) => failure.note(end.to_string()),
         None => failure,
     })?;
+    progress.finish();
     importer.finish()?;
     exporter.finish()?;
-    progress.finish();
 
     if let Some(note) = &exported.note {
         eprintln!("note: {note}");

@@ -3,6 +3,7 @@
 //! The fake driver's folder is in `CUDA_IPC_FAKE_DRIVER_DIR`, which `cargo xtask test` sets. Without it the tests that need a driver say so and pass.
 
 use core::time::Duration;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Instant;
@@ -301,40 +302,91 @@ fn child_in_role(parent: u32, role: &str) -> Option<u32> {
     })
 }
 
+/// A child process of the program, talked to as the program does.
+struct Child {
+    process: std::process::Child,
+    input: std::process::ChildStdin,
+    output: BufReader<std::process::ChildStdout>,
+}
+
+impl Child {
+    fn start(fake: &Fake, role: &str, settings: &str) -> Self {
+        let mut command = fake.program(&["child", role]);
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the program starts");
+        let (input, output) = (process.stdin.take().expect("a pipe"), process.stdout.take().expect("a pipe"));
+        let mut child = Self { process, input, output: BufReader::new(output) };
+        child.send(settings);
+        child
+    }
+
+    fn exporter(fake: &Fake, seed: &str) -> (Self, String) {
+        let settings = format!(r#"{{"device":0,"sizes":[2097152,20971520,2097152],"seed":{seed},"inside_chunks":true}}"#);
+        let mut child = Self::start(fake, "exporter", &settings);
+        let rkey = child.value()["rkey"].as_str().expect("an rkey").to_owned();
+        (child, rkey)
+    }
+
+    fn send(&mut self, line: &str) {
+        writeln!(self.input, "{line}").expect("written");
+    }
+
+    fn value(&mut self) -> Value {
+        loop {
+            let mut line = String::new();
+            self.output.read_line(&mut line).expect("an answer");
+            let mut message: Value = serde_json::from_str(&line).expect("JSON");
+            if message.get("progress").is_none() {
+                assert!(message.get("value").is_some(), "{line}");
+                return message["value"].take();
+            }
+        }
+    }
+
+    fn end(mut self) {
+        drop(self.input);
+        assert!(self.process.wait().expect("it ends").success());
+    }
+}
+
+#[test]
+fn wrong_bytes_are_found_and_named() {
+    let Some(fake) = Fake::new("wrong") else { return };
+    let (exporter, rkey) = Child::exporter(&fake, "1");
+    for (seed, right) in [(1, true), (2, false)] {
+        let mut importer = Child::start(&fake, "demo-importer", &format!(r#"{{"seed":{seed}}}"#));
+        importer.send(&format!("{rkey:?}"));
+        let imported = importer.value();
+        assert_eq!((imported["difference"].is_null(), imported["gbps"].is_number()), (right, right), "{imported}");
+        if !right {
+            let text = imported["difference"].as_str().expect("a text");
+            assert!(text.starts_with("the byte at 0x") && text.contains("written was"), "{text}");
+        }
+        importer.end();
+    }
+    exporter.end();
+}
+
 #[test]
 fn inspect_reaches_a_living_exporter() {
-    use std::io::{BufRead, BufReader, Write};
-
     let Some(fake) = Fake::new("inspect") else { return };
-    let mut command = fake.program(&["child", "exporter"]);
-    let mut exporter = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the program starts");
-    let mut input = exporter.stdin.take().expect("a pipe");
-    let settings = r#"{"device":0,"sizes":[2097152,20971520,2097152],"seed":null,"inside_chunks":true}"#;
-    writeln!(input, "{settings}").expect("written");
-    let mut line = String::new();
-    BufReader::new(exporter.stdout.take().expect("a pipe")).read_line(&mut line).expect("an answer");
-    let answer: Value = serde_json::from_str(&line).expect("JSON");
-    let rkey = answer["value"]["rkey"].as_str().unwrap_or_else(|| panic!("no rkey in {line}")).to_owned();
-
+    let (exporter, rkey) = Child::exporter(&fake, "null");
     let (code, out, err) = run(program(&["inspect", "--json", &rkey]));
     assert_eq!((code, err.as_str()), (0, ""));
     let key = &serde_json::from_str::<Value>(&out).expect("JSON")["key"];
-    assert_eq!(key["pid"], exporter.id());
+    assert_eq!(key["pid"], exporter.process.id());
     for this in ["made_on_this_host", "made_in_this_pid_namespace"] {
         assert_eq!(key[this], true, "{out}");
     }
     assert_eq!(key["process"]["exists"], true);
     let table = &key["reach"]["table"];
-    assert_eq!(
-        (&table["chunks"], &table["bytes"], &table["with_fd"], &table["without_fd"]),
-        (&3.into(), &(24 << 20).into(), &3.into(), &0.into())
-    );
+    for (field, value) in [("chunks", 3), ("bytes", 24 << 20), ("with_fd", 3), ("without_fd", 0)] {
+        assert_eq!(table[field], value, "{out}");
+    }
     assert_eq!(table["runs"].as_array().map(Vec::len), Some(1), "{out}");
     let (_, text, _) = run(program(&["inspect", &rkey]));
     assert!(text.contains("yes: the table is open") && text.contains("3 here, 24 MiB"), "{text}");
 
-    drop(input);
-    assert!(exporter.wait().expect("it ends").success());
+    exporter.end();
     let (code, out, _) = run(program(&["inspect", &rkey]));
     assert_eq!(code, 0);
     assert!(out.contains("no such process here") && out.contains("ESRCH"), "{out}");

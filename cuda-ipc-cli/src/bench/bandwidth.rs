@@ -36,6 +36,7 @@ pub(super) fn rows(common: &Common, sizes: Vec<u64>, progress: &mut Progress) ->
     let settings = Settings { rkey: exported.rkey, reps: common.reps };
     let mut reader = PeerProcess::start(Role::BenchReader, &settings, common.silence())?;
     let row = reader.receive(progress)?;
+    progress.finish();
     reader.finish()?;
     exporter.finish()?;
     Ok((row, exported.facts))

@@ -47,6 +47,7 @@ pub(super) fn measure(common: &Common, sizes: Vec<u64>, progress: &mut Progress)
     let settings = Settings { device: common.device, sizes, reps: common.reps };
     let mut exporter = PeerProcess::start(Role::BenchExporter, &settings, common.silence())?;
     let found = exporter.receive(progress)?;
+    progress.finish();
     exporter.finish()?;
     Ok(found)
 }

@@ -45,6 +45,7 @@ pub(super) fn measure(common: &Common, sizes: Vec<u64>, progress: &mut Progress)
     let settings = Settings { rkey: exported.rkey, reps: common.reps };
     let mut importer = PeerProcess::start(Role::BenchImporter, &settings, common.silence())?;
     let row = importer.receive(progress)?;
+    progress.finish();
     importer.finish()?;
     exporter.finish()?;
     Ok((row, exported.facts))
