@@ -16,7 +16,7 @@ use cuda_driver_sys::*;
 
 use crate::abi::{Answer, FromC, Handle, INVALID, In, List, Out};
 use crate::call::{self, Phase};
-use crate::{capture, context, copy, device, legacy, memory, names, pointer, pool, process, stream, vmm};
+use crate::{capture, context, copy, device, event, legacy, memory, names, pointer, pool, process, stream, vmm};
 
 /// What a row says about a function.
 pub(crate) struct CallInfo {
@@ -222,7 +222,7 @@ driver_calls! {
     Ready cuStreamDestroy_v2 [PFN_cuStreamDestroy_v4000] = ("cuStreamDestroy", 4000) => stream::destroy(stream: Handle<CUstream_st>);
     Ready cuStreamSynchronize [PFN_cuStreamSynchronize_v2000] = ("cuStreamSynchronize", 2000) => stream::synchronize(stream: Handle<CUstream_st>);
     Ready cuStreamQuery [PFN_cuStreamQuery_v2000] = ("cuStreamQuery", 2000) => stream::query(stream: Handle<CUstream_st>);
-    Ready cuStreamWaitEvent [PFN_cuStreamWaitEvent_v3020] = ("cuStreamWaitEvent", 3020) => stream::wait_event(stream: Handle<CUstream_st>, event: Handle<CUevent_st>, flags: u32);
+    Ready cuStreamWaitEvent [PFN_cuStreamWaitEvent_v3020] = ("cuStreamWaitEvent", 3020) => event::wait(stream: Handle<CUstream_st>, event: Handle<CUevent_st>, flags: u32);
     Ready cuStreamAddCallback [PFN_cuStreamAddCallback_v5000] = ("cuStreamAddCallback", 5000) => stream::add_callback(stream: Handle<CUstream_st>, function: CUstreamCallback, data: Out<c_void>, flags: u32);
     Ready cuLaunchHostFunc [PFN_cuLaunchHostFunc_v10000] = ("cuLaunchHostFunc", 10000) => stream::launch_host(stream: Handle<CUstream_st>, function: CUhostFn, data: Out<c_void>);
     Ready cuStreamGetCtx = ("cuStreamGetCtx", 9020) => stream::context(stream: Handle<CUstream_st>, out: Out<CUcontext>);
@@ -233,12 +233,12 @@ driver_calls! {
     Ready cuStreamIsCapturing [PFN_cuStreamIsCapturing_v10000] = ("cuStreamIsCapturing", 10000) => capture::is_capturing(stream: Handle<CUstream_st>, out: Out<CUstreamCaptureStatus>);
     Ready cuThreadExchangeStreamCaptureMode [PFN_cuThreadExchangeStreamCaptureMode_v10010] = ("cuThreadExchangeStreamCaptureMode", 10010) => capture::exchange_mode(mode: Out<CUstreamCaptureMode>);
     Ready cuGraphDestroy [PFN_cuGraphDestroy_v10000] = ("cuGraphDestroy", 10000) => capture::graph_destroy(graph: Handle<CUgraph_st>);
-    Ready cuEventCreate [PFN_cuEventCreate_v2000] = ("cuEventCreate", 2000) => stream::event_create(out: Out<CUevent>, flags: u32);
-    Ready cuEventRecord [PFN_cuEventRecord_v2000] = ("cuEventRecord", 2000) => stream::event_record(event: Handle<CUevent_st>, stream: Handle<CUstream_st>);
-    Ready cuEventQuery [PFN_cuEventQuery_v2000] = ("cuEventQuery", 2000) => stream::event_query(event: Handle<CUevent_st>);
-    Ready cuEventSynchronize [PFN_cuEventSynchronize_v2000] = ("cuEventSynchronize", 2000) => stream::event_synchronize(event: Handle<CUevent_st>);
-    Ready cuEventElapsedTime = ("cuEventElapsedTime", 2000) => stream::event_elapsed(out: Out<f32>, start: Handle<CUevent_st>, end: Handle<CUevent_st>);
-    Ready cuEventDestroy_v2 [PFN_cuEventDestroy_v4000] = ("cuEventDestroy", 4000) => stream::event_destroy(event: Handle<CUevent_st>);
+    Ready cuEventCreate [PFN_cuEventCreate_v2000] = ("cuEventCreate", 2000) => event::create(out: Out<CUevent>, flags: u32);
+    Ready cuEventRecord [PFN_cuEventRecord_v2000] = ("cuEventRecord", 2000) => event::record(event: Handle<CUevent_st>, stream: Handle<CUstream_st>);
+    Ready cuEventQuery [PFN_cuEventQuery_v2000] = ("cuEventQuery", 2000) => event::query(event: Handle<CUevent_st>);
+    Ready cuEventSynchronize [PFN_cuEventSynchronize_v2000] = ("cuEventSynchronize", 2000) => event::synchronize(event: Handle<CUevent_st>);
+    Ready cuEventElapsedTime = ("cuEventElapsedTime", 2000) => event::elapsed(out: Out<f32>, start: Handle<CUevent_st>, end: Handle<CUevent_st>);
+    Ready cuEventDestroy_v2 [PFN_cuEventDestroy_v4000] = ("cuEventDestroy", 4000) => event::destroy(event: Handle<CUevent_st>);
 }
 
 /// `cuGetProcAddress`: the newest version of a base name that is not newer than asked for, from this very table.

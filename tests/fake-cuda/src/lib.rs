@@ -6,7 +6,7 @@
 //! both. Faults, delays, counters and asynchronous completion are at a test's command (`fault.rs`, `control.rs`, `stream.rs`).
 //!
 //! Layers, each using the ones before: `file`, `layout`, `arena`, `registry`, `chunks`, `export` make the shared machine; `space`, `vmm`, `memory`,
-//! `pool`, `legacy`, `copy`, `pointer`, `context`, `stream`, `capture`, `device` are the driver of one process, whose state is in `process`;
+//! `pool`, `legacy`, `copy`, `pointer`, `context`, `stream`, `event`, `capture`, `device` are the driver of one process, whose state is in `process`;
 //! `exports` and `call` are the C boundary.
 //!
 //! What it does not do: kernels, graphs, arrays, textures, modules. Programs that need the CUDA runtime do not run on it.
@@ -22,6 +22,7 @@ mod context;
 mod control;
 mod copy;
 mod device;
+mod event;
 mod export;
 mod exports;
 mod fault;

@@ -1,4 +1,4 @@
-//! Streams, events and the order of asynchronous work.
+//! Streams and the order of asynchronous work.
 //!
 //! All asynchronous work of the process goes through one queue, first in, first out, so every order that streams and events promise is kept (and some
 //! that they do not). With nothing queued and asynchrony off, work is done inside the call. Otherwise a worker thread does it: when it is due, when
@@ -11,12 +11,13 @@ use std::sync::MutexGuard;
 use std::time::Instant;
 
 use core::ffi::c_void;
-use cuda_driver_sys::{CUevent, CUevent_st, CUhostFn, CUresult, CUstream, CUstream_st, CUstreamCallback};
+use cuda_driver_sys::{CUhostFn, CUresult, CUstream, CUstream_st, CUstreamCallback};
 
 use crate::abi::{Answer, Handle, Out, handle};
 use crate::capture::Capture;
 use crate::config::Asynchronous;
 use crate::copy::Transfer;
+use crate::event::Event;
 use crate::process::{self, Process};
 
 /// A stream's key: its handle, or a number made from the context for default streams.
@@ -28,7 +29,7 @@ pub(crate) struct Stream {
     pub(crate) device: usize,
     non_blocking: bool,
     /// Last queue entry.
-    last: u64,
+    pub(crate) last: u64,
     error: Option<CUresult>,
     pub(crate) capture: Option<Capture>,
 }
@@ -61,24 +62,17 @@ struct Entry {
 #[derive(Default)]
 pub(crate) struct Streams {
     pub(crate) live: BTreeMap<StreamId, Stream>,
-    events: BTreeMap<u64, Event>,
+    pub(crate) events: BTreeMap<u64, Event>,
     queue: VecDeque<Entry>,
     /// Number of the last entry queued, of the last one done, and of the last one that somebody waits for.
     queued: u64,
     done: u64,
     wanted: u64,
     worker: bool,
-    last_handle: u64,
-}
-
-#[derive(Default)]
-struct Event {
-    /// The queue entry it stands for.
-    at: u64,
+    pub(crate) last_handle: u64,
 }
 
 const FIRST_STREAM: u64 = 0x57_0000_0000;
-const FIRST_EVENT: u64 = 0xe7_0000_0000;
 /// Added to a context's number for the streams that every context has.
 const LEGACY: u64 = 1;
 const PER_THREAD: u64 = 2;
@@ -94,7 +88,8 @@ impl Streams {
         self.is_done(self.queued)
     }
 
-    fn is_done(&self, number: u64) -> bool {
+    /// Whether the queue has passed entry `number`.
+    pub(crate) fn is_done(&self, number: u64) -> bool {
         self.done >= number
     }
 }
@@ -344,13 +339,6 @@ pub(crate) fn synchronize_context() -> Answer {
     streams.into_iter().map(|stream| process.take_error(stream)).fold(Ok(()), Answer::and)
 }
 
-/// `cuStreamWaitEvent`: one queue keeps the order anyway.
-pub(crate) fn wait_event(stream: Handle<CUstream_st>, event: Handle<CUevent_st>, _flags: u32) -> Answer {
-    let mut process = process::lock()?;
-    process.stream(stream.id())?;
-    process.streams.events.get(&event.id()).map(|_| ()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
-}
-
 /// `cuLaunchHostFunc`.
 pub(crate) fn launch_host(stream: Handle<CUstream_st>, function: CUhostFn, data: Out<c_void>) -> Answer {
     let mut process = process::lock()?;
@@ -385,53 +373,4 @@ pub(crate) fn flags(stream: Handle<CUstream_st>, out: Out<u32>) -> Answer {
 pub(crate) fn id(stream: Handle<CUstream_st>, out: Out<u64>) -> Answer {
     let number = process::lock()?.stream(stream.id())?;
     out.set(number)
-}
-
-/// `cuEventCreate`.
-pub(crate) fn event_create(out: Out<CUevent>, _flags: u32) -> Answer {
-    out.check()?;
-    let mut process = process::lock()?;
-    process.current()?;
-    process.streams.last_handle += 0x100;
-    let number = FIRST_EVENT + process.streams.last_handle;
-    process.streams.events.insert(number, Event::default());
-    out.set(handle(number))
-}
-
-/// `cuEventRecord`.
-pub(crate) fn event_record(event: Handle<CUevent_st>, stream: Handle<CUstream_st>) -> Answer {
-    let mut process = process::lock()?;
-    let number = process.stream(stream.id())?;
-    let last = process.streams.live.get(&number).map_or(0, |stream| stream.last);
-    let event = process.streams.events.get_mut(&event.id()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-    event.at = last;
-    Ok(())
-}
-
-/// `cuEventQuery`.
-pub(crate) fn event_query(event: Handle<CUevent_st>) -> Answer {
-    let process = process::lock()?;
-    let event = process.streams.events.get(&event.id()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-    if process.streams.is_done(event.at) { Ok(()) } else { Err(CUresult::CUDA_ERROR_NOT_READY) }
-}
-
-/// `cuEventSynchronize`.
-pub(crate) fn event_synchronize(event: Handle<CUevent_st>) -> Answer {
-    let process = process::lock()?;
-    let at = process.streams.events.get(&event.id()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?.at;
-    drop(Process::finish(process, at));
-    Ok(())
-}
-
-/// `cuEventDestroy_v2`.
-pub(crate) fn event_destroy(event: Handle<CUevent_st>) -> Answer {
-    let mut process = process::lock()?;
-    process.streams.events.remove(&event.id()).map(|_| ()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
-}
-
-/// `cuEventElapsedTime`: no time passes on the fake.
-pub(crate) fn event_elapsed(out: Out<f32>, start: Handle<CUevent_st>, end: Handle<CUevent_st>) -> Answer {
-    let process = process::lock()?;
-    let known = process.streams.events.contains_key(&start.id()) && process.streams.events.contains_key(&end.id());
-    if known { out.set(0.0) } else { Err(CUresult::CUDA_ERROR_INVALID_HANDLE) }
 }
