@@ -10,6 +10,7 @@ pub(crate) mod fork;
 pub(crate) mod table_file;
 pub(crate) mod thread;
 
+pub use fork::ProcessLife;
 pub use thread::spawn as spawn_quiet;
 
 /// A system call that failed.

@@ -118,12 +118,12 @@ impl Runner<'_> {
 
     fn describe(&mut self, address: u64) -> Result<Option<ChunkFacts>, Cause> {
         self.shared.lock().restart_walk(self.walk);
-        let cuda = &self.shared.cuda;
-        // The id first and again before publishing: what lies between belongs to this allocation or to none.
-        let Some(buffer_id) = cuda.buffer_id(address)? else { return Ok(None) };
-        let Some((base, len)) = cuda.chunk_range(address)? else { return Ok(None) };
-        self.ordinal = self.shareable(address)?.device;
-        Ok(Some(ChunkFacts { base, len, buffer_id }))
+        let facts = match self.shareable(address) {
+            Err(Cause::Hole) => return Ok(None),
+            other => other?,
+        };
+        self.ordinal = facts.device;
+        Ok(Some(ChunkFacts { base: facts.mapping_base, len: facts.mapping_len, buffer_id: facts.buffer_id }))
     }
 
     /// What the driver says about `address`, if the memory there has a POSIX fd of its own.

@@ -20,6 +20,8 @@ pub struct Peer {
     pid: u32,
     pidfd: ProcessFd,
     table: PeerTable,
+    /// Number of the table's fd in the peer.
+    table_fd: u32,
     token: u64,
 }
 
@@ -52,7 +54,7 @@ impl Peer {
         drop(fetched);
         Reader::open(table.words(), Layout::STANDARD, key.nonce)
             .map_err(|error| fail(ImportStep::OpenTable, ImportErrorKind::Table(error)))?;
-        Ok(Self { nonce: key.nonce, pid: key.pid, pidfd, table, token })
+        Ok(Self { nonce: key.nonce, pid: key.pid, pidfd, table, table_fd: key.table_fd, token })
     }
 
     /// Identity of the peer's table; keys with another nonce are another peer's.
@@ -68,6 +70,20 @@ impl Peer {
     /// Whether it has exited. (A process whose first thread has exited while others live has not.)
     pub fn has_exited(&self) -> bool {
         pidfd_sys::has_exited(self.pidfd.as_fd()).unwrap_or(false)
+    }
+
+    /// Whether it lives no more as the peer that was reached: it has exited, or has replaced itself by exec, which a pidfd does not tell.
+    ///
+    /// After an exec nobody writes the table that is mapped here, and the numbers in it may be those of other fds. What tells is that the table's own fd
+    /// (CLOEXEC) is not there any more. One more system call than [`Peer::has_exited`], or three; a refusal to answer says nothing.
+    pub fn is_gone(&self) -> bool {
+        if self.has_exited() {
+            return true;
+        }
+        match pidfd_sys::pidfd_getfd(self.pidfd.as_fd(), self.table_fd.cast_signed()) {
+            Ok(fd) => !self.table.is_file(&fd),
+            Err(error) => error.errno == pidfd_sys::Errno::EBADF,
+        }
     }
 
     /// The pidfd, to poll for readability: it becomes readable when the peer exits.

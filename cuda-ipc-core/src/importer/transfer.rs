@@ -106,11 +106,14 @@ impl Runner<'_> {
                 Ok(())
             }
             Action::Recheck(at) => {
-                if self.table.is_live(self.chunk(at)?.0) {
-                    Ok(())
-                } else {
-                    Err(ImportErrorKind::Retired)
+                if !self.table.is_live(self.chunk(at)?.0) {
+                    return Err(ImportErrorKind::Retired);
                 }
+                // A table whose exporter has called exec says "live" for ever, of fds that are others by now. Asked once, after the last fetch.
+                if at + 1 == self.chunks.len() && self.peer.is_gone() {
+                    return Err(ImportErrorKind::ExporterGone);
+                }
+                Ok(())
             }
             Action::Import(_) => {
                 let fd = self.fd.as_ref().ok_or(ImportErrorKind::NoFd)?;
@@ -159,7 +162,7 @@ impl Runner<'_> {
 
     /// What a failed getfd means: a chunk that was retired meanwhile closes its fd, and an exiting exporter all of them.
     fn unreached(&self, at: usize, error: pidfd_sys::Error) -> ImportErrorKind {
-        if self.peer.has_exited() {
+        if self.peer.is_gone() {
             ImportErrorKind::ExporterGone
         } else if self.chunks.get(at).is_some_and(|(id, _)| !self.table.is_live(*id)) {
             ImportErrorKind::Retired

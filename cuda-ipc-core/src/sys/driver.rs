@@ -91,8 +91,12 @@ pub struct PointerFacts {
     pub device_memory: bool,
     /// Ordinal of its device in this process.
     pub device: CUdevice,
-    /// Its `CU_POINTER_ATTRIBUTE_BUFFER_ID`.
+    /// Its `CU_POINTER_ATTRIBUTE_BUFFER_ID`; 0 where nothing is mapped.
     pub buffer_id: u64,
+    /// First address of the chunk that holds it: of one `cuMemMap`. 0 for memory of another kind.
+    pub mapping_base: u64,
+    /// Length of that chunk in bytes.
+    pub mapping_len: u64,
 }
 
 /// A retained or imported physical allocation. Plain data: releasing it is the holder's duty.
@@ -169,9 +173,12 @@ impl Cuda {
         Ok(uuid.bytes.map(|byte| byte.to_ne_bytes()[0]))
     }
 
-    /// What the driver says about `address`; a foreign address gives the default.
+    /// What the driver says about `address`, in one call that needs no context; a foreign address gives zeros.
+    ///
+    /// Source: cuPointerGetAttributes; the mapping attributes need a driver of CUDA 11.7 or later.
     pub fn pointer_facts(&self, address: u64) -> Result<PointerFacts, DriverError> {
         let (mut start, mut len, mut handle_types, mut buffer_id): (CUdeviceptr, usize, u64, u64) = (0, 0, 0, 0);
+        let (mut mapping_base, mut mapping_len): (CUdeviceptr, usize) = (0, 0);
         let (mut legacy, mut managed, mut memory_type, mut device): (c_int, c_int, u32, c_int) = (0, 0, 0, 0);
         let mut pool: *mut c_void = core::ptr::null_mut();
         let mut attributes = [
@@ -184,8 +191,10 @@ impl Cuda {
             CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
             CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
             CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID,
+            CUpointer_attribute::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR,
+            CUpointer_attribute::CU_POINTER_ATTRIBUTE_MAPPING_SIZE,
         ];
-        let mut values: [*mut c_void; 9] = [
+        let mut values: [*mut c_void; 11] = [
             (&raw mut start).cast(),
             (&raw mut len).cast(),
             (&raw mut handle_types).cast(),
@@ -195,8 +204,10 @@ impl Cuda {
             (&raw mut memory_type).cast(),
             (&raw mut device).cast(),
             (&raw mut buffer_id).cast(),
+            (&raw mut mapping_base).cast(),
+            (&raw mut mapping_len).cast(),
         ];
-        call!(self, cuPointerGetAttributes(9, attributes.as_mut_ptr(), values.as_mut_ptr(), address))?;
+        call!(self, cuPointerGetAttributes(11, attributes.as_mut_ptr(), values.as_mut_ptr(), address))?;
         Ok(PointerFacts {
             range_start: start,
             range_len: len as u64,
@@ -207,6 +218,8 @@ impl Cuda {
             device_memory: memory_type == CU_MEMORYTYPE_DEVICE,
             device,
             buffer_id,
+            mapping_base,
+            mapping_len: mapping_len as u64,
         })
     }
 
@@ -216,16 +229,6 @@ impl Cuda {
         match call!(self, cuPointerGetAttribute((&raw mut id).cast(), CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID, address)) {
             Ok(()) => Ok(Some(id)),
             Err(error) if error.is_no_such_memory() => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Base and length in bytes of the chunk at `address`; `None` if nothing is mapped there.
-    pub fn chunk_range(&self, address: u64) -> Result<Option<(u64, u64)>, DriverError> {
-        let (mut base, mut len): (CUdeviceptr, usize) = (0, 0);
-        match call!(self, cuMemGetAddressRange(&raw mut base, &raw mut len, address)) {
-            Ok(()) => Ok(Some((base, len as u64))),
-            Err(error) if error.is_no_such_memory() || error.code == CUresult::CUDA_ERROR_NOT_FOUND.0 => Ok(None),
             Err(error) => Err(error),
         }
     }

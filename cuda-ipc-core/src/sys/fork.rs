@@ -13,7 +13,7 @@
 
 use core::ptr;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, AtomicUsize};
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -44,6 +44,25 @@ pub(crate) fn is_current(token: u64) -> bool {
     let page = PAGE.load(Acquire);
     // SAFETY: not null means a page mapped by `page()` and never unmapped; a forked child has it too, wiped.
     !page.is_null() && unsafe { &*page }.load(Acquire) == token
+}
+
+/// One life of a process, from its start or the fork that made it: what belongs to another life must be left alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ProcessLife(u64);
+
+impl ProcessLife {
+    /// The present one.
+    ///
+    /// Errors: where the page that tells lives apart cannot be had.
+    pub fn current() -> Result<Self, SyscallError> {
+        token().map(Self)
+    }
+
+    /// Whether it still is: `false` in a forked child. Two loads.
+    #[inline]
+    pub fn is_current(self) -> bool {
+        is_current(self.0)
+    }
 }
 
 /// A random number other than 0, from getrandom(2).
@@ -128,8 +147,9 @@ impl Block {
 }
 
 static REGISTRY: Block = Block::new();
-/// Where a free slot was last seen: keeps registering thousands of fds from rescanning full blocks.
+/// The block in which a free slot was last found, and where in it: keeps registering thousands of fds from rescanning full blocks.
 static HINT: AtomicPtr<Block> = AtomicPtr::new(ptr::null_mut());
+static HINT_SLOT: AtomicUsize = AtomicUsize::new(0);
 
 /// An fd of this process life only: CLOEXEC, and closed in a forked child before the child runs on.
 #[derive(Debug)]
@@ -188,8 +208,12 @@ fn register(fd: RawFd) -> &'static AtomicI32 {
     let start = if hint.is_null() { &REGISTRY } else { unsafe { &*hint } };
     let mut block = start;
     loop {
-        if let Some(slot) = block.slots.iter().find(|slot| slot.compare_exchange(0, fd + 1, AcqRel, Relaxed).is_ok()) {
+        let from = HINT_SLOT.load(Relaxed) % BLOCK;
+        let (before, after) = block.slots.split_at(from);
+        let take = |slot: &AtomicI32| slot.load(Relaxed) == 0 && slot.compare_exchange(0, fd + 1, AcqRel, Relaxed).is_ok();
+        if let Some((at, slot)) = after.iter().chain(before).enumerate().find(|(_, slot)| take(slot)) {
             HINT.store(ptr::from_ref(block).cast_mut(), Release);
+            HINT_SLOT.store(from + at + 1, Relaxed);
             return slot;
         }
         block = match block.next() {

@@ -167,6 +167,8 @@ impl core::fmt::Display for NotATableFile {
 #[derive(Debug)]
 pub(crate) struct PeerTable {
     words: Words,
+    /// Device and inode of the file.
+    file: (u64, u64),
 }
 
 impl PeerTable {
@@ -183,12 +185,18 @@ impl PeerTable {
             return Err(NotATableFile::FileSystem { magic });
         }
         let layout = Layout::STANDARD;
-        let len = rustix::fs::fstat(fd).map_err(syscall("fstat"))?.st_size.cast_unsigned();
+        let stat = rustix::fs::fstat(fd).map_err(syscall("fstat"))?;
+        let len = stat.st_size.cast_unsigned();
         if len != layout.bytes() as u64 {
             return Err(NotATableFile::Length(len));
         }
         let words = Words::map(fd, layout, ProtFlags::READ).map_err(NotATableFile::Syscall)?;
-        Ok(Self { words })
+        Ok(Self { words, file: (stat.st_dev, stat.st_ino) })
+    }
+
+    /// Whether `fd` is the file that is mapped here. The mapping keeps the inode, so its number is not given to another file.
+    pub(crate) fn is_file(&self, fd: &OwnedFd) -> bool {
+        rustix::fs::fstat(fd).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.file)
     }
 
     /// The words.
