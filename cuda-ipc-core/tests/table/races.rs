@@ -1,4 +1,4 @@
-//! The writer at work between any two loads of a look-up, in one thread and for every position. Weaker orders are loom's business (`loom_table.rs`).
+//! The writer at work between any two loads of a look-up, in one thread and for every position. Weaker orders are loom's business (`loom_table`).
 
 use core::cell::RefCell;
 use core::sync::atomic::{AtomicU64, Ordering};
