@@ -65,8 +65,6 @@ pub enum ImportStep {
     Lookup,
     /// Reserving address space.
     Reserve,
-    /// Making a context current.
-    Context,
     /// One of a chunk's steps.
     Chunk(Step),
 }
@@ -159,7 +157,6 @@ impl fmt::Display for ImportStep {
             Self::OpenTable => "opening the export table",
             Self::Lookup => "looking the chunks up",
             Self::Reserve => "reserving address space",
-            Self::Context => "making a context current",
             Self::Chunk(step) => return write!(f, "the chunk's {step}"),
         })
     }

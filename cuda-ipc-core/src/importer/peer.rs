@@ -73,13 +73,15 @@ impl Peer {
     }
 
     /// Whether it lives no more as the peer that was reached: it has exited, or has replaced itself by exec, which a pidfd does not tell.
-    ///
-    /// After an exec nobody writes the table that is mapped here, and the numbers in it may be those of other fds. What tells is that the table's own fd
-    /// (CLOEXEC) is not there any more. One more system call than [`Peer::has_exited`], or three; a refusal to answer says nothing.
     pub fn is_gone(&self) -> bool {
-        if self.has_exited() {
-            return true;
-        }
+        self.has_exited() || self.has_other_table()
+    }
+
+    /// Whether the table that is mapped here is the process's no more.
+    ///
+    /// After an exec nobody writes that table, and the numbers in it may be those of other fds. What tells is that the table's own fd (CLOEXEC) is not there
+    /// any more: one fetch, one fstat. A refusal to answer says nothing.
+    pub(super) fn has_other_table(&self) -> bool {
         match pidfd_sys::pidfd_getfd(self.pidfd.as_fd(), self.table_fd.cast_signed()) {
             Ok(fd) => !self.table.is_file(&fd),
             Err(error) => error.errno == pidfd_sys::Errno::EBADF,

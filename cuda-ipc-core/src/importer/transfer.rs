@@ -57,9 +57,6 @@ impl Peer {
         let fail = |step, kind, address| ImportError { step, kind, pid: self.pid(), address, stuck_bytes: 0 };
         let Some((_, first)) = chunks.first() else { return Ok(()) };
         let Some(table) = self.table() else { return Err(fail(ImportStep::Lookup, ImportErrorKind::Forked, first.address)) };
-        let device = *access.devices.first().unwrap_or(&0);
-        let context =
-            cuda.with_context(device).map_err(|error| fail(ImportStep::Context, ImportErrorKind::Driver(error), first.address))?;
 
         let mut transfer = Transfer::new(chunks, PIDFD_BATCH);
         let mut runner = Runner { peer: self, table, cuda, chunks, placement, access, deadline, fd: None, handle: None };
@@ -71,7 +68,6 @@ impl Peer {
                 }
             }
         });
-        drop(context);
         transfer.into_result().map_err(|failure| {
             let address = chunks.get(failure.chunk).map_or(0, |(_, chunk)| chunk.address);
             let stuck_bytes = chunks.iter().take(failure.stuck).map(|(_, chunk)| chunk.len).sum();
@@ -110,7 +106,7 @@ impl Runner<'_> {
                     return Err(ImportErrorKind::Retired);
                 }
                 // A table whose exporter has called exec says "live" for ever, of fds that are others by now. Asked once, after the last fetch.
-                if at + 1 == self.chunks.len() && self.peer.is_gone() {
+                if at + 1 == self.chunks.len() && self.peer.has_other_table() {
                     return Err(ImportErrorKind::ExporterGone);
                 }
                 Ok(())

@@ -2,6 +2,7 @@
 //!
 //! [`Cuda`] is a loaded, initialised driver. Handles, addresses and ordinals are plain numbers here; who owns them is the caller's knowledge. A wrong number
 //! is an error code of the driver's, never undefined behaviour on the host: none of these functions reads or writes memory through a device address.
+//! None needs a current context either (the conformance test asks), so importers and sweepers work in any thread and create none.
 //!
 //! # Safety
 //! The unsafe here is calling the driver's C functions. Every pointer passed is to a live local of the type the function expects, and none is kept by the
@@ -14,7 +15,7 @@ use core::fmt;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use cuda_driver_sys::{
-    CU_MEMORYTYPE_DEVICE, CUcontext, CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
+    CU_MEMORYTYPE_DEVICE, CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
     CUmemGenericAllocationHandle, CUpointer_attribute, CUresult, CUstreamCaptureMode, CUuuid, Driver, LoadError, device_location,
 };
 
@@ -316,39 +317,6 @@ impl Cuda {
             let _ = call!(self, cuThreadExchangeStreamCaptureMode(&raw mut mode));
         }
         value
-    }
-
-    /// Makes sure that this thread has a current context while the guard lives: its own, or else the device's primary one.
-    pub(crate) fn with_context(&self, device: CUdevice) -> Result<ContextGuard<'_>, DriverError> {
-        let mut current: CUcontext = core::ptr::null_mut();
-        call!(self, cuCtxGetCurrent(&raw mut current))?;
-        if !current.is_null() {
-            return Ok(ContextGuard { cuda: self, primary: None });
-        }
-        let mut primary: CUcontext = core::ptr::null_mut();
-        call!(self, cuDevicePrimaryCtxRetain(&raw mut primary, device))?;
-        if let Err(error) = call!(self, cuCtxPushCurrent(primary)) {
-            let _ = call!(self, cuDevicePrimaryCtxRelease(device));
-            return Err(error);
-        }
-        Ok(ContextGuard { cuda: self, primary: Some(device) })
-    }
-}
-
-/// Pops and releases a primary context that [`Cuda::with_context`] pushed.
-#[derive(Debug)]
-pub(crate) struct ContextGuard<'a> {
-    cuda: &'a Cuda,
-    primary: Option<CUdevice>,
-}
-
-impl Drop for ContextGuard<'_> {
-    fn drop(&mut self) {
-        if let Some(device) = self.primary {
-            let mut popped: CUcontext = core::ptr::null_mut();
-            let _ = call!(self.cuda, cuCtxPopCurrent(&raw mut popped));
-            let _ = call!(self.cuda, cuDevicePrimaryCtxRelease(device));
-        }
     }
 }
 
