@@ -15,12 +15,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cuda_driver_sys::CUdevice;
 use cuda_ipc_core::importer::{Bell, Deadline, ImportErrorKind, Peer};
 use cuda_ipc_core::key::{Key, KeyKind, Nonce};
+use cuda_ipc_core::sys::ProcessLife;
 use cuda_ipc_core::sys::driver::Cuda;
 
 use crate::error::{CacheError, CacheErrorKind};
 use crate::index::IntervalIndex;
 use crate::stats::{CacheStats, Counters};
-use crate::window::{Reclaimed, UnmapCause, Window};
+use crate::window::Window;
 
 use refusals::Refusals;
 use sweeper::Thoroughness;
@@ -71,7 +72,11 @@ pub struct Cache {
 pub(crate) struct Shared {
     cuda: Cuda,
     options: CacheOptions,
+    /// The process life that made the cache; `None` where that cannot be told, which lets no peer be reached either.
+    life: Option<ProcessLife>,
     peers: Mutex<HashMap<Nonce, Arc<PeerWindows>>>,
+    /// Windows of dead and purged peers that have something mapped still. `None` once the cache is gone: then they are their users' alone.
+    closing: Mutex<Option<Vec<Arc<Window>>>>,
     refusals: Mutex<Refusals>,
     counters: Counters,
     /// Ticks with each import: the order of uses that evictions go by.
@@ -82,12 +87,15 @@ pub(crate) struct Shared {
     unsettled: AtomicBool,
 }
 
+type WindowMap = BTreeMap<(u64, u64, bool), Arc<Window>>;
+
 /// A peer and its windows.
 #[derive(Debug)]
 pub struct PeerWindows {
     peer: Arc<Peer>,
     /// By base, length and access. A larger reservation made later at the same base is another window.
-    windows: Mutex<BTreeMap<(u64, u64, bool), Arc<Window>>>,
+    /// `None` once the peer is dead or purged: whoever was about to add a window looks the peer up again.
+    windows: Mutex<Option<WindowMap>>,
     /// The same by address, for readers: one index for each access.
     by_address: [IntervalIndex<Window>; 2],
     /// The peer's epoch before the last sweep that left nothing behind: while it stands, there is nothing to sweep.
@@ -101,7 +109,9 @@ impl Cache {
             shared: Arc::new(Shared {
                 cuda,
                 options,
+                life: ProcessLife::current().ok(),
                 peers: Mutex::default(),
+                closing: Mutex::new(Some(Vec::new())),
                 refusals: Mutex::default(),
                 counters: Counters::default(),
                 clock: AtomicU64::new(1),
@@ -118,30 +128,41 @@ impl Cache {
     /// [`CacheError`]. Keep the window for as long as the key is of use.
     pub fn window(&self, key: &Key, device: CUdevice, writable: bool, deadline: Deadline) -> Result<Arc<Window>, CacheError> {
         let error = |kind| CacheError { kind, pid: key.pid, address: key.base };
+        if !self.shared.is_current() {
+            return Err(error(CacheErrorKind::Forked));
+        }
         if !matches!(key.kind, KeyKind::Reservation) {
             return Err(error(CacheErrorKind::OutsideWindow));
         }
-        let peer = self.shared.peer(key, deadline)?;
-        let window = peer.window(&self.shared, key.base, key.len, writable);
+        // What could never have address space is not worth the memory that describes a window.
+        if key.len > self.shared.options.max_address_space {
+            return Err(error(self.shared.no_space(key.len)));
+        }
+        let window = loop {
+            let peer = self.shared.peer(key, deadline)?;
+            if let Some(window) = peer.window(&self.shared, key.base, key.len, writable).map_err(error)? {
+                break window;
+            }
+        };
         window.add_device(device, deadline)?;
         Ok(window)
     }
 
     /// The windows of a peer that is known already.
     pub fn peer(&self, nonce: Nonce) -> Option<Arc<PeerWindows>> {
-        self.shared.lock_peers().get(&nonce).cloned()
+        self.shared.is_current().then(|| self.shared.lock_peers().get(&nonce).cloned()).flatten()
     }
 
     /// Unmaps what exporters have retired, and everything of peers that have exited, unless it is leased. Returns the bytes unmapped.
     pub fn trim(&self) -> u64 {
-        self.shared.sweep(Thoroughness::Everything).freed_bytes
+        self.shared.sweep(Thoroughness::Everything).bytes
     }
 
     /// Forgets a peer: unmaps what is idle, lets no more be imported, and unmaps the rest as its leases end. Returns the bytes unmapped now.
     ///
     /// A later key of the same peer makes new windows.
     pub fn purge_peer(&self, nonce: Nonce) -> u64 {
-        self.shared.purge(nonce)
+        self.shared.close_peer(nonce).bytes
     }
 
     /// Counts and totals as of now.
@@ -152,10 +173,17 @@ impl Cache {
 
 impl Drop for Cache {
     fn drop(&mut self) {
+        // In a forked child nothing here is ours, and a lock may be held by a thread that is not there.
+        if !self.shared.is_current() {
+            return;
+        }
         let nonces: Vec<Nonce> = self.shared.lock_peers().keys().copied().collect();
         for nonce in nonces {
-            self.shared.purge(nonce);
+            self.shared.close_peer(nonce);
         }
+        let closing = self.shared.lock_closing().take();
+        // The last try for those that nobody holds; after the lock, since it takes the driver's time.
+        drop(closing);
         self.shared.bell.ring();
     }
 }
@@ -172,33 +200,48 @@ impl PeerWindows {
         if writable { write } else { read }
     }
 
-    fn window(&self, shared: &Arc<Shared>, base: u64, len: u64, writable: bool) -> Arc<Window> {
+    /// The window of this reservation, made if there is none. `Ok(None)` if the peer is dead or purged.
+    fn window(&self, shared: &Arc<Shared>, base: u64, len: u64, writable: bool) -> Result<Option<Arc<Window>>, CacheErrorKind> {
         let mut windows = self.lock();
-        let window = windows.entry((base, len, writable)).or_insert_with(|| {
-            let window = Arc::new(Window::new(shared.clone(), self.peer.clone(), base, len, writable));
-            self.index(writable).insert(base, len, window.clone());
-            window
-        });
-        window.clone()
+        let Some(windows) = &mut *windows else { return Ok(None) };
+        if let Some(window) = windows.get(&(base, len, writable)) {
+            return Ok(Some(window.clone()));
+        }
+        let window = Window::new(shared.clone(), self.peer.clone(), base, len, writable).ok_or_else(|| shared.no_space(len))?;
+        let window = Arc::new(window);
+        windows.insert((base, len, writable), window.clone());
+        self.index(writable).insert(base, len, window.clone());
+        Ok(Some(window))
     }
 
     fn windows(&self) -> Vec<Arc<Window>> {
-        self.lock().values().cloned().collect()
+        self.lock().as_ref().map(|windows| windows.values().cloned().collect()).unwrap_or_default()
+    }
+
+    /// Lets no window be added any more, and gives up those there are.
+    fn close(&self) -> Vec<Arc<Window>> {
+        let windows = self.lock().take().unwrap_or_default();
+        for index in &self.by_address {
+            index.retain(|_| false);
+        }
+        windows.into_values().collect()
     }
 
     /// Forgets windows that nobody holds and that hold nothing.
     fn forget_unused(&self) {
-        self.lock().retain(|&(base, _, writable), window| {
-            // One count here, one in the index.
-            let unused = Arc::strong_count(window) <= 2 && !window.has_address_space();
-            if unused {
-                self.index(writable).remove(base, window);
+        let mut windows = self.lock();
+        let Some(windows) = &mut *windows else { return };
+        // One count here, one in the index. A reader of the index who takes one just now finds it closed.
+        let before = windows.len();
+        windows.retain(|_, window| Arc::strong_count(window) > 2 || !window.close_if_empty());
+        if windows.len() != before {
+            for index in &self.by_address {
+                index.retain(|window| !window.is_closed());
             }
-            !unused
-        });
+        }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(u64, u64, bool), Arc<Window>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<WindowMap>> {
         self.windows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -206,6 +249,12 @@ impl PeerWindows {
 impl Shared {
     pub(crate) const fn cuda(&self) -> &Cuda {
         &self.cuda
+    }
+
+    /// Whether this is the process life that made the cache. In a forked child nothing of it may be used: a lock may be held by a thread that is not there.
+    #[inline]
+    pub(crate) fn is_current(&self) -> bool {
+        self.life.is_none_or(ProcessLife::is_current)
     }
 
     /// The present tick.
@@ -239,8 +288,12 @@ impl Shared {
             fail(CacheErrorKind::Import(error))
         })?;
         self.lock_refusals().forget(key.nonce);
-        let fresh =
-            PeerWindows { peer: Arc::new(peer), windows: Mutex::default(), by_address: Default::default(), swept: AtomicU64::new(0) };
+        let fresh = PeerWindows {
+            peer: Arc::new(peer),
+            windows: Mutex::new(Some(BTreeMap::new())),
+            by_address: Default::default(),
+            swept: AtomicU64::new(0),
+        };
         let kept = self.lock_peers().entry(key.nonce).or_insert_with(|| Arc::new(fresh)).clone();
         self.bell.ring();
         if self.options.sweep {
@@ -249,22 +302,14 @@ impl Shared {
         Ok(kept)
     }
 
-    fn purge(&self, nonce: Nonce) -> u64 {
-        let Some(peer) = self.lock_peers().remove(&nonce) else { return 0 };
-        let mut purged = Reclaimed::default();
-        for window in peer.windows() {
-            purged += window.close(UnmapCause::Purged);
-        }
-        // What is still leased goes when its last lease ends (`lease_ended`).
-        self.bell.ring();
-        purged.freed_bytes
-    }
-
     fn stats(&self) -> CacheStats {
-        let peers = self.all_peers();
         let mut stats = self.counters.read();
+        if !self.is_current() {
+            return stats;
+        }
+        let peers = self.all_peers();
         stats.peers = peers.len() as u64;
-        for window in peers.iter().flat_map(|peer| peer.windows()) {
+        for window in peers.iter().flat_map(|peer| peer.windows()).chain(self.all_closing()) {
             let (chunks, bytes, waiting) = window.usage();
             stats.windows += u64::from(window.has_address_space());
             stats.chunks += chunks;
@@ -278,6 +323,14 @@ impl Shared {
 
     fn all_peers(&self) -> Vec<Arc<PeerWindows>> {
         self.lock_peers().values().cloned().collect()
+    }
+
+    fn all_closing(&self) -> Vec<Arc<Window>> {
+        self.lock_closing().clone().unwrap_or_default()
+    }
+
+    fn lock_closing(&self) -> MutexGuard<'_, Option<Vec<Arc<Window>>>> {
+        self.closing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_peers(&self) -> MutexGuard<'_, HashMap<Nonce, Arc<PeerWindows>>> {

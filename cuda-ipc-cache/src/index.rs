@@ -64,6 +64,11 @@ impl<T> IntervalIndex<T> {
         self.change(|entries, _| entries.retain(|entry| entry.start != start || !Arc::ptr_eq(&entry.value, value)));
     }
 
+    /// Removes all ranges whose values `keep` says `false` of, by one copy.
+    pub fn retain(&self, mut keep: impl FnMut(&Arc<T>) -> bool) {
+        self.change(|entries, _| entries.retain(|entry| keep(&entry.value)));
+    }
+
     /// Calls `with` on the value of the newest range that covers `[address, address + len)`; `None` if there is none.
     ///
     /// `with` runs while the snapshot is held: short work only.

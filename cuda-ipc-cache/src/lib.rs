@@ -3,7 +3,7 @@
 //! - [`Cache`] (`cache.rs`): peers, their windows, and limits.
 //! - [`Window`] (`window.rs`): the mirror of one reservation; [`Window::lease`] is the use of it.
 //! - [`Lease`] (`lease.rs`): counted use of a range.
-//! - `slot.rs`: the lock-free state behind a hit.
+//! - `slot.rs`: the lock-free state behind a hit; `flight.rs`: who may change it.
 //! - [`IntervalIndex`] (`index.rs`): windows by address.
 //! - [`CacheStats`] (`stats.rs`), [`CacheError`] (`error.rs`).
 //!
@@ -14,6 +14,7 @@
 
 mod cache;
 mod error;
+pub mod flight;
 mod index;
 mod lease;
 pub mod slot;

@@ -69,7 +69,7 @@ impl Slot {
         }
     }
 
-    /// Takes a lease: `Ok` if the chunk is mapped and not retiring, and stays mapped until [`Slot::end`]. `Err(true)`: nothing was taken, but the caller
+    /// Takes a lease: `Ok` if the chunk is mapped and not retiring; then it stays mapped until [`Slot::end`]. `Err(true)`: nothing was taken, but the caller
     /// has to wake waiters as after `end`.
     #[inline]
     pub fn take(&self) -> Result<(), bool> {
@@ -77,8 +77,13 @@ impl Slot {
         if before & (MAPPED | RETIRING) == MAPPED && (before & LEASES) / LEASE < MAX_LEASES {
             return Ok(());
         }
-        let before = self.word.fetch_sub(LEASE + TAKE, Ordering::Release);
-        Err(was_last(before))
+        Err(self.give_back())
+    }
+
+    /// Undoes a take that came to nothing; otherwise as [`Slot::end`].
+    #[inline]
+    pub fn give_back(&self) -> bool {
+        was_last(self.word.fetch_sub(LEASE + TAKE, Ordering::Release))
     }
 
     /// Ends a lease. `true`: it was the last one of a retiring chunk, and whoever waits for that has to be woken.
@@ -149,9 +154,16 @@ impl Slot {
 
     /// Makes the slot empty, after its chunk was unmapped, and returns how often it had been leased. Needs the flight.
     pub fn clear(&self) -> u64 {
-        let takes = self.word.fetch_and(!(MAPPED | RETIRING | INTERIOR), Ordering::Release) / TAKE;
+        let before = self.word.fetch_and(!(MAPPED | RETIRING | INTERIOR), Ordering::Release);
+        // Whoever counts as a lease now is about to give that back, and the take with it.
+        let takes = (before / TAKE).wrapping_sub((before & LEASES) / LEASE) & (u64::MAX / TAKE);
         self.word.fetch_sub(takes * TAKE, Ordering::Relaxed);
         takes
+    }
+
+    /// Whether there is no room for one more lease.
+    pub fn is_full(&self) -> bool {
+        self.leases() >= MAX_LEASES
     }
 
     /// How often a lease was taken here, modulo 2^40.

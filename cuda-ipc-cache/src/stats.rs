@@ -63,9 +63,18 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    pub(crate) fn imported(&self, chunks: u64, bytes: u64) {
+    pub(crate) fn imported(&self, chunks: u64) {
         self.imported_chunks.fetch_add(chunks, Relaxed);
+    }
+
+    /// Counts bytes as mapped, from before they are.
+    pub(crate) fn claim(&self, bytes: u64) {
         self.mapped_bytes.fetch_add(bytes, Relaxed);
+    }
+
+    /// They are not mapped after all.
+    pub(crate) fn unclaim(&self, bytes: u64) {
+        self.mapped_bytes.fetch_sub(bytes, Relaxed);
     }
 
     pub(crate) fn unmapped(&self, cause: UnmapCause, bytes: u64) {
@@ -76,7 +85,7 @@ impl Counters {
             UnmapCause::Purged => &self.unmapped_purged,
         };
         counter.fetch_add(1, Relaxed);
-        self.mapped_bytes.fetch_sub(bytes, Relaxed);
+        self.unclaim(bytes);
     }
 
     pub(crate) fn window_opened(&self) {

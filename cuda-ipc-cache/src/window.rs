@@ -4,7 +4,7 @@
 //! asked for it. [`Window::lease`] is its use. The hit path is here and in `slot.rs`: no lock, no system call, no driver call, no allocation. The rest of
 //! the window's life is in its parts:
 //!
-//! - `flight.rs`: who may change which granules: one at a time, others wait or share the failure.
+//! - `state.rs`: what is mapped, and who may change which granules: one at a time (`../flight.rs`).
 //! - `fill.rs`: a miss. Look the chunks up, clear what is dead, import what is missing.
 //! - `reclaim.rs`: unmapping what is dead or too much, when no lease is on it.
 //!
@@ -12,12 +12,12 @@
 //! have the key.
 
 mod fill;
-mod flight;
 mod reclaim;
+mod state;
 
 use core::fmt;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use cuda_ipc_core::importer::{Deadline, Peer};
 use cuda_ipc_core::table::GRANULE;
@@ -27,7 +27,7 @@ use crate::error::{CacheError, CacheErrorKind};
 use crate::lease::Lease;
 use crate::slot::{Glance, Slot};
 
-use flight::Inner;
+use state::{Board, Locked};
 
 pub(crate) use reclaim::Reclaimed;
 pub use reclaim::UnmapCause;
@@ -51,9 +51,8 @@ pub struct Window {
     devices: core::sync::atomic::AtomicU64,
     /// Leases taken of chunks that are not mapped any more.
     past_takes: core::sync::atomic::AtomicU64,
-    inner: Mutex<Inner>,
-    /// Something that waiters wait for has changed: a flight has landed, or the last lease of a retiring chunk has ended.
-    changed: Condvar,
+    /// Flights, and what is mapped. Woken when a flight has landed, and when the last lease of a retiring chunk has ended.
+    board: Board,
 }
 
 impl fmt::Debug for Window {
@@ -68,22 +67,22 @@ impl fmt::Debug for Window {
 }
 
 impl Window {
-    pub(crate) fn new(cache: Arc<Shared>, peer: Arc<Peer>, base: u64, len: u64, writable: bool) -> Self {
+    /// `None` if there is no memory to describe so many granules.
+    pub(crate) fn new(cache: Arc<Shared>, peer: Arc<Peer>, base: u64, len: u64, writable: bool) -> Option<Self> {
         let last_used = cache.clock().into();
-        Self {
+        Some(Self {
             peer,
             cache,
             base,
             len,
             writable,
-            slots: empty_slots(len.div_ceil(GRANULE)),
+            slots: empty_slots(len.div_ceil(GRANULE))?,
             local_base: 0.into(),
             devices: 0.into(),
             last_used,
             past_takes: 0.into(),
-            inner: Mutex::default(),
-            changed: Condvar::new(),
-        }
+            board: Board::default(),
+        })
     }
 
     /// First address of the reservation, in the exporter.
@@ -158,7 +157,7 @@ impl Window {
                 None => break,
             }
         }
-        self.end(first_head, chunks);
+        self.each(first_head, chunks, Slot::give_back);
         None
     }
 
@@ -177,7 +176,7 @@ impl Window {
         }
         // Between the look and the lease another chunk may have come to begin here, one that does not reach as far.
         if granule - head >= slot.granules() {
-            self.ended(slot.end());
+            self.ended(slot.give_back());
             return None;
         }
         Some(head)
@@ -186,12 +185,17 @@ impl Window {
     /// Ends a lease of `chunks` chunks, the first of which has its head at `first`.
     #[inline]
     pub(crate) fn end(&self, first: u32, chunks: u32) {
+        self.each(first, chunks, Slot::end);
+    }
+
+    #[inline]
+    fn each(&self, first: u32, chunks: u32, end: impl Fn(&Slot) -> bool) {
         let mut head = first;
         for _ in 0..chunks {
             let Some(slot) = self.slots.get(head as usize) else { return };
             // Read before the end: afterwards the chunk may be gone.
             head += slot.granules();
-            self.ended(slot.end());
+            self.ended(end(slot));
         }
         if !self.cache.keeps_idle() {
             self.reclaim_idle(first, head);
@@ -208,10 +212,10 @@ impl Window {
 
     #[cold]
     fn wake_reclaimers(&self) {
-        // Taking the lock orders this after the waiter's check of the count, so that no wake is lost.
-        drop(self.lock());
-        self.changed.notify_all();
-        self.cache.lease_ended(self);
+        if self.cache.is_current() {
+            self.board.wake();
+            self.cache.lease_ended(self);
+        }
     }
 
     /// First and last granule of a range; `None` if it is empty or not inside.
@@ -246,9 +250,8 @@ impl Window {
         self.past_takes.load(Relaxed) + mapped
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        // A panic under this lock would be a bug of ours; going on is better than failing for ever.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Locked<'_> {
+        self.board.lock()
     }
 
     fn error(&self, kind: CacheErrorKind, address: u64) -> CacheError {
@@ -257,13 +260,13 @@ impl Window {
 }
 
 #[cfg(not(loom))]
-fn empty_slots(count: u64) -> Box<[Slot]> {
+fn empty_slots(count: u64) -> Option<Box<[Slot]>> {
     // Zeroed pages of the kernel's, touched only where chunks are: a window of 161 GB takes no memory to speak of until it is used.
     use zerocopy::FromZeros;
-    usize::try_from(count).ok().and_then(|count| <[Slot]>::new_box_zeroed_with_elems(count).ok()).unwrap_or_default()
+    usize::try_from(count).ok().and_then(|count| <[Slot]>::new_box_zeroed_with_elems(count).ok())
 }
 
 #[cfg(loom)]
-fn empty_slots(count: u64) -> Box<[Slot]> {
-    (0..count).map(|_| Slot::new()).collect()
+fn empty_slots(count: u64) -> Option<Box<[Slot]>> {
+    Some((0..count).map(|_| Slot::new()).collect())
 }

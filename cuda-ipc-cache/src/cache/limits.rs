@@ -8,63 +8,79 @@ use crate::error::CacheErrorKind;
 use crate::window::{UnmapCause, Window};
 
 impl Shared {
-    /// Makes room for `bytes` more mapped bytes as far as idle chunks allow, least recently used windows first, `asking` last.
-    pub(crate) fn make_room(&self, bytes: u64, asking: &Window) {
-        let over = || (self.counters.mapped_bytes() + bytes).saturating_sub(self.options.max_mapped_bytes);
-        if over() == 0 {
+    /// Counts `bytes` more as mapped, and makes room for them as far as idle chunks allow: least recently used windows first, `asking` last.
+    ///
+    /// Counted before they are mapped, so that two who ask at once do not both get the last room.
+    pub(crate) fn claim(&self, bytes: u64, asking: &Window) {
+        self.counters.claim(bytes);
+        let enough = || self.counters.mapped_bytes() <= self.options.max_mapped_bytes;
+        if enough() {
             return;
         }
         for window in self.by_last_use(asking) {
-            if over() == 0 {
+            window.evict(enough);
+            if enough() {
                 return;
             }
-            window.reclaim(Some(UnmapCause::Limit));
         }
-        asking.reclaim(Some(UnmapCause::Limit));
+        asking.evict(enough);
+    }
+
+    /// Takes a claim back whose bytes were not mapped.
+    pub(crate) fn unclaim(&self, bytes: u64) {
+        self.counters.unclaim(bytes);
     }
 
     /// Reserves address space for a window, taking it from idle windows if a limit asks for it.
     pub(crate) fn reserve(&self, len: u64, asking: &Window) -> Result<u64, CacheErrorKind> {
-        let limits = &self.options;
-        let fits = || self.reserved.load(Relaxed).saturating_add(len) <= limits.max_address_space;
-        let few = || self.counters.windows() < limits.max_windows;
-        if !(fits() && few()) {
-            self.evict_windows(asking, || fits() && few());
-        }
-        if !fits() {
-            return Err(CacheErrorKind::AddressSpace {
-                wanted: len,
-                reserved: self.reserved.load(Relaxed),
-                limit: limits.max_address_space,
+        let few = || self.counters.windows() < self.options.max_windows;
+        let mut claimed = self.claim_space(len);
+        if !(claimed && few()) {
+            self.evict_windows(asking, || {
+                claimed = claimed || self.claim_space(len);
+                claimed && few()
             });
         }
-        let address = match self.cuda.reserve(len) {
-            Ok(address) => address,
-            Err(_) => {
-                // The limit is a guess at what the process can have; the driver knows. Idle windows go before a lease fails.
-                self.evict_windows(asking, || false);
-                self.cuda.reserve(len).map_err(CacheErrorKind::Driver)?
-            }
-        };
-        self.reserved.fetch_add(len, Relaxed);
-        self.counters.window_opened();
-        Ok(address)
+        if !claimed && !self.claim_space(len) {
+            return Err(self.no_space(len));
+        }
+        let reserve = || self.cuda.with_relaxed_capture(|| self.cuda.reserve(len));
+        let reserved = reserve().or_else(|_| {
+            // The limit is a guess at what the process can have; the driver knows. Idle windows go before a lease fails.
+            self.evict_windows(asking, || false);
+            reserve()
+        });
+        match reserved {
+            Ok(_) => self.counters.window_opened(),
+            Err(_) => drop(self.reserved.fetch_sub(len, Relaxed)),
+        }
+        reserved.map_err(CacheErrorKind::Driver)
+    }
+
+    /// What to say where `wanted` bytes of address space are too many.
+    pub(crate) fn no_space(&self, wanted: u64) -> CacheErrorKind {
+        CacheErrorKind::AddressSpace { wanted, reserved: self.reserved.load(Relaxed), limit: self.options.max_address_space }
+    }
+
+    fn claim_space(&self, len: u64) -> bool {
+        let within = |reserved: u64| reserved.checked_add(len).filter(|&sum| sum <= self.options.max_address_space);
+        self.reserved.fetch_update(Relaxed, Relaxed, within).is_ok()
     }
 
     /// Gives address space back.
     pub(crate) fn unreserve(&self, address: u64, len: u64) {
         // If the driver refuses, the space is lost to it too; counting it further would refuse windows for nothing.
-        let _ = self.cuda.free_reservation(address, len);
+        let _ = self.cuda.with_relaxed_capture(|| self.cuda.free_reservation(address, len));
         self.reserved.fetch_sub(len, Relaxed);
         self.counters.window_closed();
     }
 
-    fn evict_windows(&self, asking: &Window, enough: impl Fn() -> bool) {
+    fn evict_windows(&self, asking: &Window, mut enough: impl FnMut() -> bool) {
         for window in self.by_last_use(asking) {
             if enough() {
                 return;
             }
-            window.reclaim(Some(UnmapCause::Limit));
+            window.evict(|| false);
             window.release_address_space();
         }
     }
@@ -81,9 +97,9 @@ impl Shared {
         self.counters.misses.fetch_add(1, Relaxed);
     }
 
-    pub(crate) fn count_imported(&self, chunks: u64, bytes: u64) {
+    pub(crate) fn count_imported(&self, chunks: u64) {
         self.clock.fetch_add(1, Relaxed);
-        self.counters.imported(chunks, bytes);
+        self.counters.imported(chunks);
     }
 
     pub(crate) fn count_unmapped(&self, cause: UnmapCause, bytes: u64) {

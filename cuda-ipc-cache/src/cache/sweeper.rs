@@ -1,43 +1,50 @@
 //! The sweeper: unmaps what exporters have retired and what dead peers have left, while nobody uses the windows.
 //!
 //! One thread for each cache, asleep in the kernel on the epoch words of all its peers. It wakes when one of them retires something, when the last lease on a
-//! dead chunk ends, when a peer is new, and a few times a second to see who has exited.
+//! dead chunk ends, when somebody has passed by a chunk in flight, when a peer is new, and a few times a second to see who has exited.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::time::Duration;
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use cuda_ipc_core::importer::{Peer, wait_for_deaths};
+use cuda_ipc_core::key::Nonce;
 use cuda_ipc_core::sys::spawn_quiet;
 
 use super::Shared;
-use crate::window::{Reclaimed, UnmapCause, Window};
+use crate::window::{Reclaimed, Window};
 
 /// How often peers are asked whether they live: the longest that a dead peer's memory stays, if nothing else wakes the sweeper.
 const LIVENESS: Duration = Duration::from_millis(200);
-/// How soon a pass is repeated that had to leave something: a chunk in flight, or a driver call that failed.
+/// How soon a pass is repeated in which a driver call failed.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// No epoch ever counts this far.
 const NEVER: u64 = u64::MAX;
 
-/// Which peers a sweep looks at.
+/// What a sweep looks at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Thoroughness {
-    /// Those whose epoch has changed, or who had something left last time.
+    /// Peers whose epoch has changed, or where the driver refused to unmap something last time.
     Changed,
-    /// All.
+    /// These, and whether processes have replaced themselves by exec, which costs some system calls for each.
+    Identity,
+    /// All of all peers.
     Everything,
 }
 
 impl Shared {
     /// One pass over the peers.
-    pub(super) fn sweep(&self, thoroughness: Thoroughness) -> Reclaimed {
-        let everything = self.unsettled.swap(false, AcqRel) || thoroughness == Thoroughness::Everything;
+    pub(super) fn sweep(self: &Arc<Self>, thoroughness: Thoroughness) -> Reclaimed {
         let mut swept = Reclaimed::default();
+        if !self.is_current() {
+            return swept;
+        }
+        let everything = self.unsettled.swap(false, AcqRel) || thoroughness == Thoroughness::Everything;
         for peer in self.all_peers() {
-            if peer.peer().has_exited() {
-                swept += self.bury(peer.peer());
+            if peer.peer().has_exited() || thoroughness != Thoroughness::Changed && peer.peer().is_gone() {
+                swept += self.close_peer(peer.peer().nonce());
                 continue;
             }
             // From before the pass: a death during it is for the next one.
@@ -50,36 +57,71 @@ impl Shared {
                 here += window.reclaim(None);
             }
             peer.forget_unused();
-            // With something left, no epoch equals this one, so the next pass comes here again.
-            peer.swept.store(if here.left { NEVER } else { epoch }, Release);
+            // What is leased or in flight unsettles the sweeper when it ends. For what the driver refused, no epoch equals this one, and the next pass
+            // comes here again.
+            peer.swept.store(if here.refused { NEVER } else { epoch }, Release);
             swept += here;
         }
+        for window in self.all_closing() {
+            swept += window.close();
+        }
+        self.forget_settled();
         swept
     }
 
-    /// Closes the windows of a peer that has exited.
-    fn bury(&self, peer: &Arc<Peer>) -> Reclaimed {
-        let mut buried = Reclaimed::default();
-        if let Some(dead) = self.lock_peers().remove(&peer.nonce()) {
-            for window in dead.windows() {
-                buried += window.close(UnmapCause::Purged);
-            }
+    /// Lets go of a peer: closes its windows, and keeps those in mind that have something mapped still.
+    pub(super) fn close_peer(self: &Arc<Self>, nonce: Nonce) -> Reclaimed {
+        let mut total = Reclaimed::default();
+        if !self.is_current() {
+            return total;
         }
-        buried
+        let Some(peer) = self.lock_peers().remove(&nonce) else { return total };
+        let windows = peer.close();
+        // In mind first: while they are being closed they count, too.
+        if let Some(closing) = &mut *self.lock_closing() {
+            closing.extend(windows.iter().cloned());
+        }
+        for window in windows {
+            total += window.close();
+        }
+        self.forget_settled();
+        if self.options.sweep {
+            self.ensure_sweeper();
+        }
+        self.bell.ring();
+        total
+    }
+
+    /// Unmaps what is idle in a closed window, and forgets it once it has nothing.
+    pub(crate) fn settle(&self, window: &Window) {
+        window.close();
+        self.forget_settled();
+    }
+
+    fn forget_settled(&self) {
+        let settled: Vec<Arc<Window>> = {
+            let mut closing = self.lock_closing();
+            let Some(closing) = &mut *closing else { return };
+            let (settled, left) = core::mem::take(closing).into_iter().partition(|window| window.has_nothing());
+            *closing = left;
+            settled
+        };
+        // After the lock: this may be the end of a window.
+        drop(settled);
     }
 
     /// A retiring chunk of `window` has lost its last lease.
     pub(crate) fn lease_ended(&self, window: &Window) {
-        if window.is_closed() || !self.options.keep_idle {
-            // Nobody sweeps what the cache has let go of.
-            window.reclaim(Some(UnmapCause::Purged));
-            window.release_address_space();
+        if window.is_closed() {
+            self.settle(window);
+        } else if !self.options.keep_idle {
+            window.reclaim(None);
         } else {
             self.unsettle();
         }
     }
 
-    /// Has the sweeper look at everything soon.
+    /// Has the sweeper look at everything soon: something was left that no change of an epoch will announce.
     pub(crate) fn unsettle(&self) {
         self.unsettled.store(true, Release);
         self.bell.ring();
@@ -100,14 +142,16 @@ impl Shared {
 
 /// The thread. Ends when the cache is gone or has no peers.
 fn run(cache: &Weak<Shared>) {
+    let mut looked: Option<Instant> = None;
     loop {
         let Some(shared) = cache.upgrade() else { return };
         let rings = shared.bell.rings();
         let peers = shared.all_peers();
-        if peers.is_empty() {
-            shared.counters.sweeping.store(false, Relaxed);
-            // A peer that came between the look and the store found the thread running.
-            if shared.all_peers().is_empty() || shared.counters.sweeping.swap(true, AcqRel) {
+        let idle = || shared.all_peers().is_empty() && shared.all_closing().is_empty();
+        if idle() {
+            // Whoever brings a peer after this swap finds that no thread runs; who did before has their peer seen by the second look.
+            shared.counters.sweeping.swap(false, AcqRel);
+            if idle() || shared.counters.sweeping.swap(true, AcqRel) {
                 return;
             }
             continue;
@@ -115,13 +159,14 @@ fn run(cache: &Weak<Shared>) {
         // Epochs from before the pass: a death during it ends the sleep at once.
         let epochs: Vec<(Arc<Peer>, u64)> =
             peers.iter().filter_map(|peer| Some((peer.peer().clone(), peer.peer().table()?.epoch()))).collect();
-        if epochs.len() != peers.len() {
-            // A forked child has no thread, so this cannot be; were it so, there would be nothing to do.
-            return;
-        }
-        let left_something = shared.sweep(Thoroughness::Changed).left;
-        shared.counters.sweeps.fetch_add(1, Relaxed);
         drop(peers);
-        wait_for_deaths(&epochs, &shared.bell, rings, if left_something { AGAIN } else { LIVENESS });
+        let mut thoroughness = Thoroughness::Changed;
+        if looked.is_none_or(|then| then.elapsed() >= LIVENESS) {
+            looked = Some(Instant::now());
+            thoroughness = Thoroughness::Identity;
+        }
+        let swept = shared.sweep(thoroughness);
+        shared.counters.sweeps.fetch_add(1, Relaxed);
+        wait_for_deaths(&epochs, &shared.bell, rings, if swept.refused { AGAIN } else { LIVENESS });
     }
 }

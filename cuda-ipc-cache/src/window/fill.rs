@@ -7,13 +7,21 @@ use cuda_ipc_core::importer::{Access, Deadline, ImportErrorKind, Placement};
 use cuda_ipc_core::table::{GRANULE, LookupError};
 
 use super::Window;
-use super::flight::{Entry, FlightGuard, MappedChunk};
 use super::reclaim::UnmapCause;
+use super::state::{Entry, MappedChunk};
 use crate::error::{CacheError, CacheErrorKind};
 use crate::lease::Lease;
 
-/// How often a lease is tried while the exporter replaces its chunks.
+/// How often a range is filled for one lease while the exporter replaces its chunks.
 const ATTEMPTS: u32 = 16;
+
+/// What came of filling a range.
+enum Filled {
+    /// It is up to date, unless the exporter has changed it meanwhile.
+    Ready,
+    /// The chunk with this head is in the way, and leased.
+    Leased(u32),
+}
 
 impl Window {
     /// The rest of [`Window::lease`] after a miss.
@@ -23,21 +31,35 @@ impl Window {
             return Err(self.error(CacheErrorKind::OutsideWindow, address));
         }
         self.cache.count_miss();
-        for _ in 0..ATTEMPTS {
+        let mut attempts = 0;
+        while attempts < ATTEMPTS {
             let (found, _) = self.look_up(address, len)?;
-            let (first, last) = self.extent(&found, address, len);
-            if self.blocked_by(holding, first, last) {
-                return Err(self.error(CacheErrorKind::Busy, address));
+            let range = self.extent(&found, address, len);
+            match self.enter(range.0, range.1, deadline)? {
+                Entry::Flying(flight) => match self.fill(range, address, len, deadline) {
+                    Ok(Filled::Ready) => {
+                        // Under the flight, so that nobody takes away what has just been imported.
+                        if let Some(lease) = self.try_lease(address, len) {
+                            return Ok(lease);
+                        }
+                        // What was imported for nothing may have died before it was published, which no sweep has seen.
+                        self.cache.unsettle();
+                        if self.is_full(range) {
+                            return Err(self.error(CacheErrorKind::TooManyLeases, address));
+                        }
+                        attempts += 1;
+                    }
+                    Ok(Filled::Leased(head)) => {
+                        // Not under the flight: others may fill what is next to it.
+                        drop(flight);
+                        self.wait_for_leases(head, range, deadline, holding)?;
+                    }
+                    Err(error) => return Err(flight.fail(error)),
+                },
+                // The same has just failed for somebody else.
+                Entry::Landed(Some(error)) if self.is_within(error.address, range) => return Err(error),
+                Entry::Landed(_) => {}
             }
-            let flight = match self.enter(first, last, deadline)? {
-                Entry::Flying(flight) => Some(self.fill(flight, (first, last), address, len, deadline, holding)?),
-                Entry::Landed => None,
-            };
-            // Under the flight, so that nobody takes away what has just been imported.
-            if let Some(lease) = self.try_lease(address, len) {
-                return Ok(lease);
-            }
-            drop(flight);
             if deadline.is_over() {
                 return Err(self.error(CacheErrorKind::DeadlineOver, address));
             }
@@ -79,37 +101,17 @@ impl Window {
         (first, last)
     }
 
+    fn is_within(&self, address: u64, (first, last): (u32, u32)) -> bool {
+        (self.address_of(first)..self.address_of(last) + GRANULE).contains(&address)
+    }
+
     fn granule(&self, address: u64) -> u32 {
         // Inside the window by the caller's check, and the window has fewer granules than a u32 counts.
         u32::try_from((address - self.base) / GRANULE).unwrap_or(u32::MAX)
     }
 
-    /// Brings the range up to date under its flight.
-    fn fill<'w>(
-        &'w self,
-        flight: FlightGuard<'w>,
-        (first, last): (u32, u32),
-        address: u64,
-        len: u64,
-        deadline: Deadline,
-        holding: &[&Lease<'_>],
-    ) -> Result<FlightGuard<'w>, CacheError> {
-        match self.fill_range((first, last), address, len, deadline, holding) {
-            Ok(()) => Ok(flight),
-            // What one caller may not wait for, another may: not shared.
-            Err(error) if matches!(error.kind, CacheErrorKind::Busy | CacheErrorKind::DeadlineOver) => Err(error),
-            Err(error) => Err(flight.fail(error)),
-        }
-    }
-
-    fn fill_range(
-        &self,
-        (first, last): (u32, u32),
-        address: u64,
-        len: u64,
-        deadline: Deadline,
-        holding: &[&Lease<'_>],
-    ) -> Result<(), CacheError> {
+    /// Brings the range up to date, under the caller's flight over it.
+    fn fill(&self, (first, last): (u32, u32), address: u64, len: u64, deadline: Deadline) -> Result<Filled, CacheError> {
         if self.lock().closed {
             return Err(self.error(CacheErrorKind::Closed, address));
         }
@@ -117,17 +119,27 @@ impl Window {
         let (found, epoch) = self.look_up(address, len)?;
         if self.extent(&found, address, len) != (first, last) {
             // Larger or smaller chunks have come meanwhile: the caller takes another flight.
-            return Ok(());
+            return Ok(Filled::Ready);
         }
         let (missing, dead) = self.compare(&found, (first, last), epoch);
-        self.clear(&dead, UnmapCause::Replaced, deadline, holding).inspect_err(|_| self.cache.unsettle())?;
-        if missing.is_empty() {
-            return Ok(());
+        if let Some(head) = self.clear(&dead, UnmapCause::Replaced)? {
+            return Ok(Filled::Leased(head));
         }
-        let bytes: u64 = missing.iter().map(|(_, chunk)| chunk.len).sum();
-        self.cache.make_room(bytes, self);
-        let local_base = self.address_space(address)?;
-        self.import(&missing, local_base, epoch, deadline)
+        if missing.is_empty() {
+            return Ok(Filled::Ready);
+        }
+        let bytes = missing.iter().map(|(_, chunk)| chunk.len).sum();
+        self.cache.claim(bytes, self);
+        let imported = self.address_space(address).and_then(|local_base| self.import(&missing, local_base, epoch, deadline));
+        match imported {
+            Ok(()) => Ok(Filled::Ready),
+            Err(error) => {
+                self.cache.unclaim(bytes);
+                // A chunk that went while it was on its way may have a successor already.
+                let retired = matches!(error.kind, CacheErrorKind::Import(error) if error.kind == ImportErrorKind::Retired);
+                if retired { Ok(Filled::Ready) } else { Err(error) }
+            }
+        }
     }
 
     /// Which of the exporter's chunks are missing here, and which mapped ones are in their place or dead. What is current is marked as checked.
@@ -137,7 +149,7 @@ impl Window {
         for &(id, chunk) in found {
             let head = self.granule(chunk.address);
             match (inner.mapped.get(&head), self.slots.get(head as usize)) {
-                (Some(mapped), Some(slot)) if mapped.id == id && !mapped.retiring => {
+                (Some(mapped), Some(slot)) if mapped.id == id && mapped.retiring.is_none() => {
                     slot.mark_checked(epoch);
                     kept.push(head);
                 }
@@ -173,14 +185,18 @@ impl Window {
                     slot.publish_interior(back);
                 }
             }
-            inner.mapped.insert(head, MappedChunk { id: *id, granules, retiring: false });
+            inner.mapped.insert(head, MappedChunk { id: *id, granules, retiring: None });
             if let Some(slot) = self.slots.get(head as usize) {
                 slot.publish(*id, granules, epoch);
             }
         }
         drop(inner);
-        let bytes = imported.iter().map(|(_, chunk)| chunk.len).sum();
-        self.cache.count_imported(imported.len() as u64, bytes);
+        self.cache.count_imported(imported.len() as u64);
+    }
+
+    /// Whether a chunk with its head in `first..=last` cannot take one more lease.
+    fn is_full(&self, (first, last): (u32, u32)) -> bool {
+        self.lock().mapped.range(first..=last).any(|(&head, _)| self.slots.get(head as usize).is_some_and(|slot| slot.is_full()))
     }
 
     /// The window's address space here, reserved if there is none.
@@ -206,9 +222,9 @@ impl Window {
             .ok()
             .and_then(|bit| 1_u64.checked_shl(bit))
             .ok_or_else(|| self.error(CacheErrorKind::Device(device), self.base))?;
-        let everything = u32::try_from(self.slots.len()).unwrap_or(u32::MAX).saturating_sub(1);
         while self.devices.load(Acquire) & bit == 0 {
-            let Entry::Flying(_flight) = self.enter(0, everything, deadline)? else { continue };
+            // How another's flight failed is no matter here.
+            let Entry::Flying(_flight) = self.enter(0, self.last_granule(), deadline)? else { continue };
             let mut devices = self.device_list();
             devices.push(device);
             let (local_base, mut runs) = (self.local_base.load(Acquire), Vec::<(u64, u64)>::new());

@@ -3,12 +3,16 @@
 //! A chunk is first made to refuse leases, then unmapped once it has none: at once, or by whoever comes next (a miss in its place, `trim`, the sweeper)
 //! after its last lease has ended. Unmapping holds the chunk's flight and no lock.
 
+use core::ops::AddAssign;
+use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 use cuda_ipc_core::importer::Deadline;
-use cuda_ipc_core::table::GRANULE;
+use cuda_ipc_core::sys::driver::DriverError;
+use cuda_ipc_core::table::{GRANULE, Reader};
 
 use super::Window;
+use super::state::{Locked, MappedChunk};
 use crate::error::{CacheError, CacheErrorKind};
 use crate::lease::Lease;
 
@@ -26,129 +30,206 @@ pub enum UnmapCause {
     Purged,
 }
 
-/// What came of a [`Window::reclaim`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+/// What came of reclaiming.
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Reclaimed {
     /// Bytes unmapped.
-    pub(crate) freed_bytes: u64,
-    /// Whether something had to be left: leased, in flight, or refused by the driver.
-    pub(crate) left: bool,
-}
-
-impl core::ops::AddAssign for Reclaimed {
-    fn add_assign(&mut self, other: Self) {
-        self.freed_bytes += other.freed_bytes;
-        self.left |= other.left;
-    }
+    pub(crate) bytes: u64,
+    /// The driver refused to unmap something: to be tried again soon.
+    pub(crate) refused: bool,
+    /// Somebody has passed by one of our flights.
+    passed_by: bool,
 }
 
 impl Window {
-    /// Unmaps the chunks with these heads, which the caller's flight covers. Waits, until the deadline, for leases on them.
-    pub(super) fn clear(&self, heads: &[u32], cause: UnmapCause, deadline: Deadline, holding: &[&Lease<'_>]) -> Result<(), CacheError> {
+    /// Unmaps the chunks with these heads, which the caller's flight covers, but for those that are leased. Returns the head of one of these.
+    pub(super) fn clear(&self, heads: &[u32], cause: UnmapCause) -> Result<Option<u32>, CacheError> {
         for &head in heads {
-            self.mark_retiring(head);
+            self.mark_retiring(head, cause);
         }
+        let mut leased = None;
         for &head in heads {
-            let Some(slot) = self.slots.get(head as usize) else { continue };
-            let address = self.address_of(head);
-            let mut inner = self.lock();
-            while slot.leases() != 0 {
-                let own = holding.iter().any(|lease| core::ptr::eq(lease.window(), self) && self.lease_covers(lease, head));
-                // Waiting on the window's lock: an end of a retiring chunk's last lease passes through it.
-                let left = deadline.remaining();
-                if own || left.is_zero() {
-                    return Err(self.error(CacheErrorKind::Busy, address));
-                }
-                inner = match self.changed.wait_timeout(inner, left) {
-                    Ok((inner, _)) => inner,
-                    Err(poisoned) => poisoned.into_inner().0,
-                };
+            if self.leases(head) != 0 {
+                leased.get_or_insert(head);
+            } else {
+                self.unmap(head).map_err(|error| self.error(CacheErrorKind::Driver(error), self.address_of(head)))?;
             }
-            drop(inner);
-            self.unmap(head, cause).map_err(|error| self.error(CacheErrorKind::Driver(error), address))?;
+        }
+        Ok(leased)
+    }
+
+    /// Waits, until the deadline, for the leases on the retiring chunk at `head` to end. `Busy` at once if leases of the caller's own are on a retiring chunk
+    /// in `first..=last`: nobody can clear that before the caller ends them.
+    pub(super) fn wait_for_leases(
+        &self,
+        head: u32,
+        (first, last): (u32, u32),
+        deadline: Deadline,
+        holding: &[&Lease<'_>],
+    ) -> Result<(), CacheError> {
+        let busy = || Err(self.error(CacheErrorKind::Busy, self.address_of(head)));
+        if self.blocked_by(holding, first, last) {
+            return busy();
+        }
+        let mut inner = self.lock();
+        while inner.mapped.get(&head).is_some_and(|chunk| chunk.retiring.is_some()) && self.leases(head) != 0 {
+            // Waiting on the window's lock: an end of a retiring chunk's last lease passes through it.
+            let left = deadline.remaining();
+            if left.is_zero() {
+                return busy();
+            }
+            inner = self.board.wait(inner, left);
         }
         Ok(())
     }
 
     /// Unmaps what is dead and idle, and what has been waiting for its leases; with `all`, everything that is idle.
     ///
-    /// Never waits: what is leased or in flight is left for the next call.
+    /// Never waits: what is leased is left for the next call, what is in flight for whoever lands.
     pub(crate) fn reclaim(&self, all: Option<UnmapCause>) -> Reclaimed {
-        let Some(table) = self.peer.table() else { return Reclaimed::default() };
-        let heads: Vec<u32> = {
-            // Nothing is published or unmapped under the lock, so the identities stand; a look at each costs nanoseconds.
-            let inner = self.lock();
-            let wanted = inner.mapped.iter().filter(|(_, chunk)| all.is_some() || chunk.retiring || !table.is_live(chunk.id));
-            wanted.map(|(&head, _)| head).collect()
-        };
-        let freed_bytes = self.reclaim_chunks(&heads, all);
-        self.unstick();
-        let inner = self.lock();
-        Reclaimed { freed_bytes, left: !inner.stuck.is_empty() || heads.iter().any(|head| inner.mapped.contains_key(head)) }
+        let mut reclaimed = self.reclaim_range((0, self.last_granule()), all, || false);
+        if self.cache.is_current() {
+            reclaimed.refused |= self.unstick();
+        }
+        reclaimed
     }
 
-    /// Unmaps the chunks with heads in `first..end` if they are idle: what ending a lease does where nothing idle is kept.
+    /// Unmaps idle chunks until there is `enough`.
+    pub(crate) fn evict(&self, enough: impl Fn() -> bool) {
+        self.reclaim_range((0, self.last_granule()), Some(UnmapCause::Limit), enough);
+    }
+
+    /// Unmaps idle chunks with heads in `first..end`: what ending a lease does where nothing idle is kept.
     #[cold]
     pub(super) fn reclaim_idle(&self, first: u32, end: u32) {
-        let heads: Vec<u32> = self.lock().mapped.range(first..end).map(|(&head, _)| head).collect();
-        self.reclaim_chunks(&heads, Some(UnmapCause::Limit));
+        self.reclaim_range((first, end.saturating_sub(1)), Some(UnmapCause::Limit), || false);
     }
 
-    fn reclaim_chunks(&self, heads: &[u32], all: Option<UnmapCause>) -> u64 {
-        let Some(table) = self.peer.table() else { return 0 };
-        let epoch = table.epoch();
-        let mut freed = 0;
-        for &head in heads {
-            let Some(_flight) = self.try_enter(head, head) else { continue };
-            let (Some(slot), Some(chunk)) = (self.slots.get(head as usize), self.lock().mapped.get(&head).copied()) else { continue };
-            let cause = match all {
-                _ if chunk.retiring || !slot.is_current(&table, epoch) => UnmapCause::Dead,
-                Some(cause) => cause,
-                None => continue,
-            };
-            let retired_here = self.mark_retiring(head);
-            if slot.leases() != 0 {
-                // A live chunk that is in use stays usable when a limit asked; a dead or purged one refuses new leases from now on.
-                if retired_here && cause == UnmapCause::Limit {
-                    self.revive(head);
-                }
-                continue;
-            }
-            if self.unmap(head, cause).is_ok() {
-                freed += u64::from(chunk.granules) * GRANULE;
-            }
+    /// Does what somebody left undone who has passed by a flight over `first..=last`.
+    #[cold]
+    pub(super) fn catch_up(&self, first: u32, last: u32) {
+        if self.is_closed() {
+            self.cache.settle(self);
+        } else if !self.cache.keeps_idle() {
+            self.reclaim_idle(first, last + 1);
+        } else {
+            self.cache.unsettle();
         }
-        freed
     }
 
-    /// Gives the address space back if nothing is mapped in it. `false` if something is, or is about to be.
-    pub(crate) fn release_address_space(&self) -> bool {
-        let everything = u32::try_from(self.slots.len()).unwrap_or(u32::MAX).saturating_sub(1);
-        let Some(_flight) = self.try_enter(0, everything) else { return false };
+    fn reclaim_range(&self, (first, last): (u32, u32), all: Option<UnmapCause>, enough: impl Fn() -> bool) -> Reclaimed {
+        let mut total = Reclaimed::default();
+        // In a forked child the lock may be held by a thread that is not there, and nothing here is the child's.
+        let Some(table) = self.peer.table().filter(|_| self.cache.is_current()) else { return total };
+        let mut all = all;
+        loop {
+            let mut round = Reclaimed::default();
+            for head in self.candidates((first, last), all, &table) {
+                if enough() {
+                    break;
+                }
+                let Some(flight) = self.try_enter(head, head) else { continue };
+                round += self.reclaim_chunk(head, all, &table);
+                round.passed_by |= flight.land_quietly();
+            }
+            total += round;
+            if !round.passed_by {
+                return total;
+            }
+            if self.cache.keeps_idle() || self.is_closed() {
+                self.catch_up(first, last);
+                return total;
+            }
+            // Who passed by a flight of ours may have ended the very lease that stopped us. Here and not by `catch_up`, which would come back here.
+            all = all.or(Some(UnmapCause::Limit));
+        }
+    }
+
+    /// Heads of the chunks that seem worth a flight.
+    fn candidates(&self, (first, last): (u32, u32), all: Option<UnmapCause>, table: &Reader<'_, AtomicU64>) -> Vec<u32> {
+        let wanted = |head: u32, chunk: &MappedChunk| {
+            let over = chunk.retiring.is_some() || !table.is_live(chunk.id);
+            match all {
+                _ if over => true,
+                // A live chunk in use must not even refuse a lease for a moment when only a limit asks.
+                Some(UnmapCause::Limit) => self.leases(head) == 0,
+                Some(_) => true,
+                None => false,
+            }
+        };
+        self.lock().mapped.range(first..=last).filter(|&(&head, chunk)| wanted(head, chunk)).map(|(&head, _)| head).collect()
+    }
+
+    /// Unmaps the chunk at `head`, under its flight, if it is over or `all` are to go, and has no lease.
+    fn reclaim_chunk(&self, head: u32, all: Option<UnmapCause>, table: &Reader<'_, AtomicU64>) -> Reclaimed {
+        let nothing = Reclaimed::default();
+        let Some(chunk) = self.lock().mapped.get(&head).copied() else { return nothing };
+        let cause = match (chunk.retiring, all) {
+            (Some(cause), _) => cause,
+            (None, _) if !table.is_live(chunk.id) => UnmapCause::Dead,
+            (None, Some(cause)) => cause,
+            (None, None) => return nothing,
+        };
+        self.mark_retiring(head, cause);
+        if self.leases(head) != 0 {
+            // A live chunk that is in use stays usable when a limit asked; a dead or purged one refuses new leases from now on.
+            if chunk.retiring.is_none() && cause == UnmapCause::Limit {
+                self.revive(head);
+            }
+            return nothing;
+        }
+        match self.unmap(head) {
+            Ok(bytes) => Reclaimed { bytes, ..nothing },
+            Err(_) => Reclaimed { refused: true, ..nothing },
+        }
+    }
+
+    /// Gives the address space back if nothing is mapped in it, nor about to be.
+    pub(crate) fn release_address_space(&self) {
+        if !self.cache.is_current() {
+            return;
+        }
+        let Some(_flight) = self.try_enter(0, self.last_granule()) else { return };
         {
             let inner = self.lock();
             if !inner.mapped.is_empty() || !inner.stuck.is_empty() {
-                return false;
+                return;
             }
         }
         let base = self.local_base.swap(0, AcqRel);
         if base != 0 {
             self.cache.unreserve(base, self.len);
         }
-        true
     }
 
     /// Refuses imports from now on and unmaps what is idle. For a dead peer.
-    pub(crate) fn close(&self, cause: UnmapCause) -> Reclaimed {
+    pub(crate) fn close(&self) -> Reclaimed {
         self.lock().closed = true;
-        let reclaimed = self.reclaim(Some(cause));
+        let reclaimed = self.reclaim(Some(UnmapCause::Purged));
         self.release_address_space();
         reclaimed
+    }
+
+    /// Closes the window if it has nothing and nobody is about to change that.
+    pub(crate) fn close_if_empty(&self) -> bool {
+        let mut inner = self.lock();
+        let empty = self.is_empty_now(&inner);
+        inner.closed |= empty;
+        empty
     }
 
     /// Whether it refuses imports for good.
     pub(crate) fn is_closed(&self) -> bool {
         self.lock().closed
+    }
+
+    /// Whether it has nothing: no chunk, no address space, no flight.
+    pub(crate) fn has_nothing(&self) -> bool {
+        self.is_empty_now(&self.lock())
+    }
+
+    fn is_empty_now(&self, inner: &Locked<'_>) -> bool {
+        inner.is_quiet() && inner.mapped.is_empty() && inner.stuck.is_empty() && !self.has_address_space()
     }
 
     /// Whether it has address space.
@@ -160,76 +241,80 @@ impl Window {
     pub fn usage(&self) -> (u64, u64, u64) {
         let inner = self.lock();
         let granules: u64 = inner.mapped.values().map(|chunk| u64::from(chunk.granules)).sum();
-        let waiting = inner.mapped.values().filter(|chunk| chunk.retiring).count();
+        let waiting = inner.mapped.values().filter(|chunk| chunk.retiring.is_some()).count();
         (inner.mapped.len() as u64, granules * GRANULE, waiting as u64)
     }
 
-    /// Makes a chunk refuse leases. `true` if it did not before.
-    fn mark_retiring(&self, head: u32) -> bool {
+    fn leases(&self, head: u32) -> u64 {
+        self.slots.get(head as usize).map_or(0, |slot| slot.leases())
+    }
+
+    /// Makes a chunk refuse leases; a cause that it has already stays.
+    fn mark_retiring(&self, head: u32, cause: UnmapCause) {
         let mut inner = self.lock();
-        let Some(chunk) = inner.mapped.get_mut(&head) else { return false };
-        let fresh = !core::mem::replace(&mut chunk.retiring, true);
-        if let Some(slot) = self.slots.get(head as usize) {
+        if let (Some(chunk), Some(slot)) = (inner.mapped.get_mut(&head), self.slots.get(head as usize)) {
+            chunk.retiring.get_or_insert(cause);
             slot.retire();
         }
-        fresh
     }
 
     fn revive(&self, head: u32) {
         let mut inner = self.lock();
         if let (Some(chunk), Some(slot)) = (inner.mapped.get_mut(&head), self.slots.get(head as usize)) {
-            chunk.retiring = false;
+            chunk.retiring = None;
             slot.revive();
         }
     }
 
-    /// Unmaps a retiring chunk without leases, under its flight. On a driver error it stays as it is, retiring, for the next reclaim.
-    fn unmap(&self, head: u32, cause: UnmapCause) -> Result<(), cuda_ipc_core::sys::driver::DriverError> {
-        let Some(chunk) = self.lock().mapped.get(&head).copied() else { return Ok(()) };
+    /// Unmaps a retiring chunk without leases, under its flight, and returns its bytes. On a driver error it stays as it is, retiring, for the next reclaim.
+    fn unmap(&self, head: u32) -> Result<u64, DriverError> {
+        let Some(MappedChunk { granules, retiring, .. }) = self.lock().mapped.get(&head).copied() else { return Ok(0) };
         let address = self.local_base.load(Acquire) + u64::from(head) * GRANULE;
-        let len = u64::from(chunk.granules) * GRANULE;
+        let bytes = u64::from(granules) * GRANULE;
         let cuda = self.cache.cuda();
-        cuda.with_relaxed_capture(|| cuda.unmap(address, len))?;
+        cuda.with_relaxed_capture(|| cuda.unmap(address, bytes))?;
         let mut inner = self.lock();
         inner.mapped.remove(&head);
-        for granule in head..head + chunk.granules {
+        for granule in head..head + granules {
             if let Some(slot) = self.slots.get(granule as usize) {
                 self.past_takes.fetch_add(slot.clear(), Relaxed);
             }
         }
         drop(inner);
-        self.cache.count_unmapped(cause, len);
-        Ok(())
+        self.cache.count_unmapped(retiring.unwrap_or(UnmapCause::Purged), bytes);
+        Ok(bytes)
     }
 
-    /// Tries again to unmap what a failed import could not.
-    fn unstick(&self) {
-        let stuck = core::mem::take(&mut self.lock().stuck);
-        if stuck.is_empty() {
-            return;
-        }
-        let (base, cuda) = (self.local_base.load(Acquire), self.cache.cuda());
-        let still = stuck.into_iter().filter(|&(first, last)| {
-            let Some(_flight) = self.try_enter(first, last) else { return true };
-            if self.lock().mapped.range(first..=last).next().is_some() {
-                // Imported anew since; then it was unmapped after all.
-                return false;
+    /// Tries again to unmap what a failed import could not. `true` if the driver refuses still.
+    fn unstick(&self) -> bool {
+        let stuck = self.lock().stuck.clone();
+        for (first, last) in stuck {
+            let Some(_flight) = self.try_enter(first, last) else { continue };
+            if self.is_unstuck(first, last) {
+                self.lock().stuck.retain(|&range| range != (first, last));
             }
-            let len = u64::from(last - first + 1) * GRANULE;
-            // "No such memory" says that it is not mapped any more.
-            cuda.unmap(base + u64::from(first) * GRANULE, len).is_err_and(|error| !error.is_no_such_memory())
-        });
-        let still: Vec<_> = still.collect();
-        self.lock().stuck.extend(still);
+        }
+        !self.lock().stuck.is_empty()
     }
 
-    /// Whether one of the caller's own leases is on a retiring chunk in `first..=last`: then nobody can clear it before the caller ends that lease.
-    pub(super) fn blocked_by(&self, holding: &[&Lease<'_>], first: u32, last: u32) -> bool {
+    fn is_unstuck(&self, first: u32, last: u32) -> bool {
+        if self.lock().mapped.range(first..=last).next().is_some() {
+            // Imported anew since; then it was unmapped after all.
+            return true;
+        }
+        let (address, len) = (self.local_base.load(Acquire) + u64::from(first) * GRANULE, u64::from(last - first + 1) * GRANULE);
+        let cuda = self.cache.cuda();
+        // "No such memory" says that it is not mapped any more.
+        cuda.with_relaxed_capture(|| cuda.unmap(address, len)).map_or_else(|error| error.is_no_such_memory(), |()| true)
+    }
+
+    /// Whether one of the caller's own leases is on a retiring chunk in `first..=last`.
+    fn blocked_by(&self, holding: &[&Lease<'_>], first: u32, last: u32) -> bool {
         if holding.is_empty() {
             return false;
         }
         let retiring: Vec<u32> =
-            self.lock().mapped.range(first..=last).filter(|(_, chunk)| chunk.retiring).map(|(&head, _)| head).collect();
+            self.lock().mapped.range(first..=last).filter(|(_, chunk)| chunk.retiring.is_some()).map(|(&head, _)| head).collect();
         retiring.iter().any(|&head| holding.iter().any(|lease| core::ptr::eq(lease.window(), self) && self.lease_covers(lease, head)))
     }
 
@@ -243,9 +328,17 @@ impl Window {
     }
 }
 
+impl AddAssign for Reclaimed {
+    fn add_assign(&mut self, other: Self) {
+        self.bytes += other.bytes;
+        self.refused |= other.refused;
+        self.passed_by |= other.passed_by;
+    }
+}
+
 impl Drop for Window {
     fn drop(&mut self) {
-        // No lease borrows the window any more. In a forked child nothing here is ours, and `reclaim` does nothing.
+        // No lease borrows the window any more. In a forked child nothing here is ours, and neither call does anything.
         self.reclaim(Some(UnmapCause::Purged));
         self.release_address_space();
     }

@@ -1,0 +1,9 @@
+//! The cache on the fake driver, with exporters in processes of their own.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+#[macro_use]
+mod support;
+
+mod chunks;
+mod life;
