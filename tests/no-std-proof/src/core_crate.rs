@@ -1,12 +1,14 @@
-//! cuda-ipc-core without `std`: keys, rkeys, the export table, reasons.
+//! cuda-ipc-core without `std`: keys, rkeys, the export table, the export and import machines, reasons.
 
 use core::hint::black_box;
 use core::sync::atomic::AtomicU64;
 
+use cuda_ipc_core::export::{self, ChunkFacts, Event, Walk};
+use cuda_ipc_core::import::{self, Transfer};
 use cuda_ipc_core::key::{HostId, Key, KeyKind, Nonce};
 use cuda_ipc_core::reason::{Cause, NoIpc};
 use cuda_ipc_core::rkey::{Payload, Rkey};
-use cuda_ipc_core::table::{Chunk, ChunkKind, GRANULE, Layout, Reader, Writer};
+use cuda_ipc_core::table::{Chunk, ChunkId, ChunkKind, GRANULE, Layout, Reader, Writer};
 
 use crate::text::Text;
 
@@ -41,6 +43,43 @@ pub(crate) fn table() -> bool {
     let found = reader.chunk_at(2 * GRANULE + 17) == Ok((id, chunk));
     let retired = writer.retire(id);
     found && retired && !reader.is_live(id) && reader.chunks(2 * GRANULE, GRANULE).all(|chunk| chunk.is_err())
+}
+
+/// An export of one chunk that the table lacks, refused where a handle is made.
+pub(crate) fn export_machine() -> bool {
+    let mut walk = Walk::new(black_box(2 * GRANULE), GRANULE);
+    for _ in 0..100 {
+        let event = match walk.next() {
+            export::Action::QueryReservation(_) => Event::Reservation(GRANULE, 8 * GRANULE),
+            export::Action::Find(_) => Event::Known(None),
+            export::Action::QueryChunk(base) => Event::Chunk(Some(facts(base))),
+            export::Action::ExportHandle(_) => Event::Refused(Cause::NoHandleType),
+            export::Action::Finished => return walk.into_result().is_err_and(|(cause, _)| cause == Cause::NoHandleType),
+            _ => Event::Done,
+        };
+        walk.report(event);
+    }
+    false
+}
+
+fn facts(base: u64) -> ChunkFacts {
+    ChunkFacts { base, len: GRANULE, buffer_id: 11 }
+}
+
+/// An import of two chunks whose second map fails.
+pub(crate) fn import_machine() -> bool {
+    let chunk = Chunk { kind: ChunkKind::Vmm, fd: Some(3), address: GRANULE, len: GRANULE, buffer_id: 11, device: [9; 16] };
+    let found =
+        [(ChunkId { slot: 0, generation: 1 }, chunk), (ChunkId { slot: 1, generation: 1 }, Chunk { address: 2 * GRANULE, ..chunk })];
+    let mut transfer = Transfer::new(black_box(&found), 2);
+    for _ in 0..100 {
+        match transfer.next() {
+            import::Action::Map(1) => transfer.report(Err(2_u32)),
+            import::Action::Finished => return transfer.into_result().is_err_and(|failure| failure.stuck == 0),
+            _ => transfer.report(Ok(())),
+        }
+    }
+    false
 }
 
 pub(crate) fn texts() -> bool {
