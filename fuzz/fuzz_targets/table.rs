@@ -36,16 +36,35 @@ fuzz_target!(|bytes: &[u8]| {
         }
     }
     let limit = SMALL.address_limit();
-    let mut covered = 0;
     for step in 0..limit / GRANULE {
-        if let Ok((_, chunk)) = reader.chunk_at(step * GRANULE) {
+        if let Ok((id, chunk)) = reader.chunk_at(step * GRANULE) {
+            assert!(reader.is_live(id), "nobody writes meanwhile");
+            assert!(chunk.address.is_multiple_of(GRANULE) && chunk.len.is_multiple_of(GRANULE) && chunk.end() <= limit, "{chunk:?}");
             assert!(chunk.len > 0 && chunk.address.checked_add(chunk.len).is_some(), "{chunk:?}");
             assert!(chunk.address <= step * GRANULE && step * GRANULE < chunk.end(), "{chunk:?}");
         }
     }
-    for (_, chunk) in reader.chunks(0, limit).flatten() {
-        assert!(chunk.address >= covered, "{chunk:?} overlaps its neighbour");
-        covered = chunk.end();
+    // From each granule on: the chunks are back to back, each entry appears once, and an error is the last item.
+    for start in 0..limit / GRANULE {
+        let mut cursor = start * GRANULE;
+        let mut items = 0;
+        let mut failed = false;
+        for item in reader.chunks(cursor, limit) {
+            assert!(!failed, "an item after an error");
+            items += 1;
+            match item {
+                Ok((_, chunk)) => {
+                    assert!(chunk.address == cursor || items == 1 && chunk.address < cursor, "{chunk:?} overlaps its neighbour");
+                    assert!(chunk.end() > cursor, "{chunk:?} does not move on");
+                    cursor = chunk.end();
+                }
+                Err(error) => {
+                    assert!(!error.to_string().is_empty());
+                    failed = true;
+                }
+            }
+        }
+        assert!(items <= SMALL.entries + 1);
     }
 });
 
