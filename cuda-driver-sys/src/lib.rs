@@ -19,5 +19,5 @@ mod table;
 
 pub use bindings::*;
 pub use compat::*;
-pub use load::{LIBRARY, LoadError, LoaderText};
+pub use load::{LIBRARY, Library, LoadError, LoaderText};
 pub use table::{Driver, ENTRY_POINTS, EntryPoint, Nullable};

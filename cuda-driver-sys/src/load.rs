@@ -99,6 +99,30 @@ impl Driver {
     }
 }
 
+/// The driver's library, for whoever needs its functions by their exported names and as they are: an interposer.
+#[derive(Clone, Copy, Debug)]
+pub struct Library {
+    handle: *mut c_void,
+}
+
+// SAFETY: a handle of the loader's may be used from any thread; it is never closed.
+unsafe impl Send for Library {}
+// SAFETY: as above.
+unsafe impl Sync for Library {}
+
+impl Library {
+    /// Opens `libcuda.so.1` by the loader's search path. Errors: [`LoadError::LibraryNotFound`].
+    pub fn open() -> Result<Self, LoadError> {
+        Lookup::open(LIBRARY).map(|lookup| Self { handle: lookup.handle })
+    }
+
+    /// Address of an exported symbol; null if the library has none of this name.
+    pub fn symbol(&self, name: &CStr) -> *mut c_void {
+        // SAFETY: `handle` is an open library that is never closed, and the name a C string; a missing symbol is null.
+        unsafe { libc::dlsym(self.handle, name.as_ptr()) }
+    }
+}
+
 /// An open library and, where it has one, its `cuGetProcAddress_v2`.
 pub(crate) struct Lookup {
     handle: *mut c_void,

@@ -27,4 +27,4 @@ pub use error::{CacheError, CacheErrorKind};
 pub use index::IntervalIndex;
 pub use lease::{Lease, LeaseParts};
 pub use stats::CacheStats;
-pub use window::{UnmapCause, Window};
+pub use window::{Hold, UnmapCause, Window};

@@ -6,12 +6,14 @@
 //!
 //! - `state.rs`: what is mapped, and who may change which granules: one at a time (`../flight.rs`).
 //! - `fill.rs`: a miss. Look the chunks up, clear what is dead, import what is missing.
+//! - `hold.rs`: an address range that stays.
 //! - `reclaim.rs`: unmapping what is dead or too much, when no lease is on it.
 //!
 //! A window without address space (fresh, or evicted) is as good as any: the next miss reserves some. So users keep their `Arc<Window>` for as long as they
 //! have the key.
 
 mod fill;
+mod hold;
 mod reclaim;
 mod state;
 
@@ -25,10 +27,11 @@ use cuda_ipc_core::table::GRANULE;
 use crate::cache::Shared;
 use crate::error::{CacheError, CacheErrorKind};
 use crate::lease::Lease;
-use crate::slot::{Glance, Slot};
+use crate::slot::{self, Slot};
 
 use state::{Board, Locked};
 
+pub use hold::Hold;
 pub(crate) use reclaim::Reclaimed;
 pub use reclaim::UnmapCause;
 
@@ -164,22 +167,7 @@ impl Window {
     /// Takes a lease on the chunk that covers `granule`, and returns the granule of its head.
     #[inline]
     fn hold(&self, granule: u32) -> Option<u32> {
-        let head = match self.slots.get(granule as usize)?.glance() {
-            Glance::Head => granule,
-            Glance::Interior(back) => granule.checked_sub(back)?,
-            Glance::Empty => return None,
-        };
-        let slot = self.slots.get(head as usize)?;
-        if let Err(last) = slot.take() {
-            self.ended(last);
-            return None;
-        }
-        // Between the look and the lease another chunk may have come to begin here, one that does not reach as far.
-        if granule - head >= slot.granules() {
-            self.ended(slot.give_back());
-            return None;
-        }
-        Some(head)
+        slot::hold(&self.slots, granule).map_err(|last| self.ended(last)).ok()
     }
 
     /// Ends a lease of `chunks` chunks, the first of which has its head at `first`.

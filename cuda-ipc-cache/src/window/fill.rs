@@ -200,7 +200,7 @@ impl Window {
     }
 
     /// The window's address space here, reserved if there is none.
-    fn address_space(&self, address: u64) -> Result<u64, CacheError> {
+    pub(super) fn address_space(&self, address: u64) -> Result<u64, CacheError> {
         // Two flights may get here at once; the loser gives its reservation back.
         let existing = self.local_base.load(Acquire);
         if existing != 0 {

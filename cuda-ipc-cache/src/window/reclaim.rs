@@ -190,13 +190,14 @@ impl Window {
             return;
         }
         let Some(_flight) = self.try_enter(0, self.last_granule()) else { return };
-        {
+        let base = {
             let inner = self.lock();
-            if !inner.mapped.is_empty() || !inner.stuck.is_empty() {
+            if !inner.mapped.is_empty() || !inner.stuck.is_empty() || inner.holds != 0 {
                 return;
             }
-        }
-        let base = self.local_base.swap(0, AcqRel);
+            // Under the lock, so that a hold either comes before or finds none.
+            self.local_base.swap(0, AcqRel)
+        };
         if base != 0 {
             self.cache.unreserve(base, self.len);
         }
@@ -229,7 +230,7 @@ impl Window {
     }
 
     fn is_empty_now(&self, inner: &Locked<'_>) -> bool {
-        inner.is_quiet() && inner.mapped.is_empty() && inner.stuck.is_empty() && !self.has_address_space()
+        inner.is_quiet() && inner.mapped.is_empty() && inner.stuck.is_empty() && inner.holds == 0 && !self.has_address_space()
     }
 
     /// Whether it has address space.

@@ -20,6 +20,8 @@ pub(super) struct State {
     pub(super) stuck: Vec<(u32, u32)>,
     /// No imports any more: the peer is dead or was purged, or the cache has forgotten the window.
     pub(super) closed: bool,
+    /// How many holds keep the address range.
+    pub(super) holds: u64,
 }
 
 /// A chunk that is mapped in the window.

@@ -169,6 +169,29 @@ impl<'a, W: Word> Reader<'a, W> {
         Err(LookupError::Unsettled)
     }
 
+    /// The first live VMM chunk that covers an address in `[from, to)`; `None` if there is none.
+    ///
+    /// Walks the index: a microsecond for each GiB without chunks. Entries that make no sense are passed over.
+    pub fn next_chunk(&self, from: u64, to: u64) -> Option<(ChunkId, Chunk)> {
+        let mut at = from;
+        while at < to {
+            let (root, within) = self.layout.index_of(at)?;
+            if self.get(self.layout.root_start() + root) == 0 {
+                // No leaf: nothing in all of its part of the address space.
+                let left = u64::from(self.layout.leaf_len) - within as u64;
+                at = (at / GRANULE + left).saturating_mul(GRANULE);
+                continue;
+            }
+            if self.index(at).is_some()
+                && let Ok(found) = self.chunk_at(at)
+            {
+                return Some(found);
+            }
+            at = (at / GRANULE + 1).saturating_mul(GRANULE);
+        }
+        None
+    }
+
     /// The chunks that cover `[address, address + len)`, in order: each call of the iterator is one look-up.
     ///
     /// The first error ends it; a hole is [`LookupError::NoChunk`] with its address. A chunk that begins before the end of its neighbour is
