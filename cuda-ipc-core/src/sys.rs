@@ -2,11 +2,13 @@
 //!
 //! - [`driver`]: calls of the CUDA driver.
 //! - [`table_file`]: the memory files of export tables, mapped.
-//! - [`fork`]: process identity, and fds that a forked child must not keep.
+//! - [`fork`]: process identity.
+//! - [`process_fd`]: fds that a forked child must not keep.
 //! - [`thread`]: threads of ours that take no signals.
 
 pub mod driver;
 pub(crate) mod fork;
+pub(crate) mod process_fd;
 pub(crate) mod table_file;
 pub(crate) mod thread;
 

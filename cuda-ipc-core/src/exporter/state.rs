@@ -6,7 +6,7 @@ use std::thread::Thread;
 
 use super::{CoveredChunk, ExporterStats};
 use crate::export::ChunkFacts;
-use crate::sys::fork::ProcessFd;
+use crate::sys::process_fd::{FdMark, ProcessFd};
 use crate::sys::table_file::OwnTable;
 use crate::table::{Chunk, ChunkId, ChunkKind, Layout, PublishError, Writer};
 
@@ -16,16 +16,9 @@ pub(super) struct Record {
     pub(super) facts: ChunkFacts,
     pub(super) id: ChunkId,
     pub(super) device: [u8; 16],
-    pub(super) fd: Option<HeldFd>,
+    pub(super) fd: Option<ProcessFd>,
     /// Exports that cover it.
     exports: u64,
-}
-
-/// An exported fd and what fstat(2) said when it was made: enough to notice that the application has closed the number and opened another file under it.
-#[derive(Debug)]
-pub(super) struct HeldFd {
-    pub(super) fd: ProcessFd,
-    pub(super) file: (u64, u64),
 }
 
 /// An export in progress, and what was retired since it last asked the driver about a chunk.
@@ -50,7 +43,7 @@ pub(super) struct State {
 }
 
 /// A chunk that was retired; dropping it closes the fd.
-pub(super) type Retired = Vec<Option<HeldFd>>;
+pub(super) type Retired = Vec<Option<ProcessFd>>;
 
 impl State {
     pub(super) const fn stats(&self) -> ExporterStats {
@@ -90,12 +83,12 @@ impl State {
         table: &OwnTable,
         facts: ChunkFacts,
         device: [u8; 16],
-        fd: Option<HeldFd>,
+        fd: Option<ProcessFd>,
     ) -> Result<(ChunkId, Retired), (PublishError, Retired)> {
         let mut retired = self.retire_range(table, facts.base, facts.len);
         let chunk = Chunk {
             kind: ChunkKind::Vmm,
-            fd: fd.as_ref().map(|held| held.fd.number()),
+            fd: fd.as_ref().map(ProcessFd::number),
             address: facts.base,
             len: facts.len,
             buffer_id: facts.buffer_id,
@@ -144,15 +137,19 @@ impl State {
         self.retire_at(table, &[base])
     }
 
-    /// Published chunks, for a sweep: address, identity, buffer id, fd number and file.
+    /// Retires every chunk whose fd number another fd of ours has: somebody has closed it under us, and importers would fetch the other one.
+    pub(super) fn retire_taken(&mut self, table: &OwnTable) -> Retired {
+        let taken = |record: &Record| record.fd.as_ref().is_some_and(|fd| fd.mark().is_taken());
+        let bases: Vec<u64> = self.chunks.values().filter(|record| taken(record)).map(|record| record.facts.base).collect();
+        self.stats.swept += bases.len() as u64;
+        self.retire_at(table, &bases)
+    }
+
+    /// Published chunks, for a sweep.
     pub(super) fn snapshot(&self) -> Vec<Published> {
         self.chunks
             .values()
-            .map(|record| Published {
-                facts: record.facts,
-                id: record.id,
-                fd: record.fd.as_ref().map(|held| (held.fd.number(), held.file)),
-            })
+            .map(|record| Published { facts: record.facts, id: record.id, fd: record.fd.as_ref().map(ProcessFd::mark) })
             .collect()
     }
 
@@ -219,5 +216,5 @@ impl State {
 pub(super) struct Published {
     pub(super) facts: ChunkFacts,
     pub(super) id: ChunkId,
-    pub(super) fd: Option<(u32, (u64, u64))>,
+    pub(super) fd: Option<FdMark>,
 }

@@ -20,18 +20,11 @@ impl Shared {
         let published = self.lock().snapshot();
         let mut gone = 0;
         for chunk in published {
-            let foreign_fd = chunk.fd.is_some_and(|(fd, file)| !is_same_file(fd, file));
-            if !foreign_fd && !self.has_gone(&chunk) {
+            if !chunk.fd.is_some_and(|fd| fd.is_lost()) && !self.has_gone(&chunk) {
                 continue;
             }
             let retired = self.lock().retire_swept(&self.table, chunk.facts.base, chunk.id);
             gone += retired.len();
-            for held in retired.into_iter().flatten() {
-                if foreign_fd {
-                    // Whatever stands behind the number now is not ours to close.
-                    held.fd.forget();
-                }
-            }
         }
         gone
     }
@@ -68,8 +61,4 @@ impl Shared {
         // Without a thread (limits) the next export tries again; until then retire and sweep still work.
         state.sweeper = sweeping.ok().map(|handle| handle.thread().clone());
     }
-}
-
-fn is_same_file(fd: u32, file: (u64, u64)) -> bool {
-    crate::sys::fork::stat_number(fd) == Some(file)
 }

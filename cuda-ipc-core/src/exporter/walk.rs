@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use super::state::HeldFd;
 use super::{CoveredChunk, Shared};
 use crate::export::{Action, ChunkFacts, Event, Walk};
 use crate::reason::Cause;
 use crate::sys::driver::{DriverError, Handle, PointerFacts};
-use crate::sys::fork::ProcessFd;
+use crate::sys::process_fd::ProcessFd;
 use crate::table::PublishError;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR` and `CU_MEM_HANDLE_TYPE_FABRIC` in the attribute ALLOWED_HANDLE_TYPES.
@@ -27,7 +26,7 @@ struct Runner<'a> {
     shared: &'a Arc<Shared>,
     walk: u64,
     handle: Option<Handle>,
-    fd: Option<HeldFd>,
+    fd: Option<ProcessFd>,
     /// Device of the chunk at hand.
     ordinal: i32,
     /// UUIDs asked for so far, by ordinal.
@@ -143,14 +142,17 @@ impl Runner<'_> {
         }
     }
 
-    fn export_handle(&self) -> Result<Option<HeldFd>, Cause> {
+    fn export_handle(&self) -> Result<Option<ProcessFd>, Cause> {
         let Some(handle) = self.handle else { return Err(Cause::KeptChanging) };
         let fd = self.shared.cuda.export_fd(handle).map_err(|error| self.out_of_files().unwrap_or_else(|| error.into()))?;
-        let stat = rustix::fs::fstat(&fd).map_err(crate::sys::failed("fstat"))?;
-        let held = HeldFd { fd: ProcessFd::new(fd)?, file: (stat.st_dev, stat.st_ino) };
+        let fd = ProcessFd::new(fd)?;
+        if fd.took_over() {
+            let taken = self.shared.lock().retire_taken(&self.shared.table);
+            drop(taken);
+        }
         // Past the budget the entry is published without an fd: the export has shown that one can be made, which is what a broker does on demand.
         let budget = file_limit().saturating_sub(self.shared.options.fd_reserve);
-        Ok((self.shared.lock().stats().fds < budget).then_some(held))
+        Ok((self.shared.lock().stats().fds < budget).then_some(fd))
     }
 
     fn publish(&mut self, facts: ChunkFacts) -> Result<Event, Cause> {

@@ -1,12 +1,13 @@
 //! A peer: another process with a verified identity, and its export table.
 
 use core::sync::atomic::AtomicU64;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use super::error::{Deadline, ImportError, ImportErrorKind, ImportStep};
 use crate::import::Found;
 use crate::key::{HostId, Key, Nonce};
-use crate::sys::fork::{self, ProcessFd};
+use crate::sys::fork;
+use crate::sys::process_fd::ProcessFd;
 use crate::sys::table_file::PeerTable;
 use crate::table::{Layout, Reader};
 
@@ -50,7 +51,9 @@ impl Peer {
                 pidfd_error(ImportStep::FetchTable)(error)
             }
         })?;
-        let table = PeerTable::open(&fetched).map_err(|error| fail(ImportStep::OpenTable, ImportErrorKind::NotATable(error)))?;
+        let fetched = ProcessFd::brief(fetched, token);
+        let file = PeerTable::check(fetched.as_fd()).map_err(|error| fail(ImportStep::OpenTable, ImportErrorKind::NotATable(error)))?;
+        let table = PeerTable::map(fetched.as_fd(), file).map_err(syscall_error(ImportStep::OpenTable))?;
         drop(fetched);
         Reader::open(table.words(), Layout::STANDARD, key.nonce)
             .map_err(|error| fail(ImportStep::OpenTable, ImportErrorKind::Table(error)))?;
@@ -74,17 +77,18 @@ impl Peer {
 
     /// Whether it lives no more as the peer that was reached: it has exited, or has replaced itself by exec, which a pidfd does not tell.
     pub fn is_gone(&self) -> bool {
-        self.has_exited() || self.has_other_table()
+        self.has_exited() || self.has_other_table().unwrap_or(false)
     }
 
     /// Whether the table that is mapped here is the process's no more.
     ///
     /// After an exec nobody writes that table, and the numbers in it may be those of other fds. What tells is that the table's own fd (CLOEXEC) is not there
-    /// any more: one fetch, one fstat. A refusal to answer says nothing.
-    pub(super) fn has_other_table(&self) -> bool {
+    /// any more: one fetch, one fstat. Errors: a refusal to answer, which says nothing.
+    pub(super) fn has_other_table(&self) -> Result<bool, pidfd_sys::Error> {
         match pidfd_sys::pidfd_getfd(self.pidfd.as_fd(), self.table_fd.cast_signed()) {
-            Ok(fd) => !self.table.is_file(&fd),
-            Err(error) => error.errno == pidfd_sys::Errno::EBADF,
+            Ok(fd) => Ok(!self.table.is_file(self.brief(fd).as_fd())),
+            Err(error) if error.errno == pidfd_sys::Errno::EBADF => Ok(true),
+            Err(error) => Err(error),
         }
     }
 
@@ -110,6 +114,11 @@ impl Peer {
         let fail = |kind| ImportError { step: ImportStep::Lookup, kind, pid: self.pid, address, stuck_bytes: 0 };
         let table = self.table().ok_or(fail(ImportErrorKind::Forked))?;
         table.chunks(address, len).collect::<Result<_, _>>().map_err(|error| fail(ImportErrorKind::Lookup(error)))
+    }
+
+    /// Takes a fetched fd to be used at once; a child forked meanwhile does not keep it.
+    pub(super) fn brief(&self, fd: OwnedFd) -> ProcessFd {
+        ProcessFd::brief(fd, self.token)
     }
 
     #[inline]

@@ -1,6 +1,6 @@
 //! Runs the import machine: chunks of a peer, mapped to their places.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use cuda_driver_sys::CUdevice;
 
@@ -8,6 +8,7 @@ use super::error::{Deadline, ImportError, ImportErrorKind, ImportStep};
 use super::peer::Peer;
 use crate::import::{Action, Found, Transfer};
 use crate::sys::driver::{Cuda, Handle};
+use crate::sys::process_fd::ProcessFd;
 use crate::table::Reader;
 
 /// Who may do what with the memory here.
@@ -85,7 +86,7 @@ struct Runner<'a> {
     placement: Placement,
     access: Access<'a>,
     deadline: Deadline,
-    fd: Option<OwnedFd>,
+    fd: Option<ProcessFd>,
     handle: Option<Handle>,
 }
 
@@ -97,8 +98,8 @@ impl Runner<'_> {
                     return Err(ImportErrorKind::DeadlineOver);
                 }
                 let number = self.chunk(first)?.1.fd.ok_or(ImportErrorKind::NoFd)?;
-                self.fd =
-                    Some(pidfd_sys::pidfd_getfd(self.peer.pidfd(), number.cast_signed()).map_err(|error| self.unreached(first, error))?);
+                let fd = pidfd_sys::pidfd_getfd(self.peer.pidfd(), number.cast_signed()).map_err(|error| self.unreached(first, error))?;
+                self.fd = Some(self.peer.brief(fd));
                 Ok(())
             }
             Action::Recheck(at) => {
@@ -106,10 +107,14 @@ impl Runner<'_> {
                     return Err(ImportErrorKind::Retired);
                 }
                 // A table whose exporter has called exec says "live" for ever, of fds that are others by now. Asked once, after the last fetch.
-                if at + 1 == self.chunks.len() && self.peer.has_other_table() {
-                    return Err(ImportErrorKind::ExporterGone);
+                if at + 1 < self.chunks.len() {
+                    return Ok(());
                 }
-                Ok(())
+                match self.peer.has_other_table() {
+                    Ok(false) => Ok(()),
+                    Ok(true) => Err(ImportErrorKind::ExporterGone),
+                    Err(error) => Err(self.unreached(at, error)),
+                }
             }
             Action::Import(_) => {
                 let fd = self.fd.as_ref().ok_or(ImportErrorKind::NoFd)?;

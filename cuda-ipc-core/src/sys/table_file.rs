@@ -12,13 +12,13 @@
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicU32, AtomicU64};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::thread::futex;
 
-use super::fork::ProcessFd;
+use super::process_fd::ProcessFd;
 use super::{SyscallError, failed};
 use crate::table::Layout;
 use crate::table::layout::EPOCH_FUTEX_BYTE_OFFSET;
@@ -172,8 +172,8 @@ pub(crate) struct PeerTable {
 }
 
 impl PeerTable {
-    /// Maps `fd` if it is a sealed memory file of a table's length. What is in it is [`crate::table::Reader::open`]'s to judge.
-    pub(crate) fn open(fd: &OwnedFd) -> Result<Self, NotATableFile> {
+    /// Device and inode of `fd` if it is a sealed memory file of a table's length. What is in it is [`crate::table::Reader::open`]'s to judge.
+    pub(crate) fn check(fd: BorrowedFd<'_>) -> Result<(u64, u64), NotATableFile> {
         let syscall = |call| move |errno| NotATableFile::Syscall(failed(call)(errno));
         let seals = rustix::fs::fcntl_get_seals(fd).map_err(syscall("fcntl(F_GET_SEALS)"))?;
         if !seals.contains(SEALS) {
@@ -184,18 +184,21 @@ impl PeerTable {
         if magic != TMPFS_MAGIC {
             return Err(NotATableFile::FileSystem { magic });
         }
-        let layout = Layout::STANDARD;
         let stat = rustix::fs::fstat(fd).map_err(syscall("fstat"))?;
         let len = stat.st_size.cast_unsigned();
-        if len != layout.bytes() as u64 {
+        if len != Layout::STANDARD.bytes() as u64 {
             return Err(NotATableFile::Length(len));
         }
-        let words = Words::map(fd, layout, ProtFlags::READ).map_err(NotATableFile::Syscall)?;
-        Ok(Self { words, file: (stat.st_dev, stat.st_ino) })
+        Ok((stat.st_dev, stat.st_ino))
+    }
+
+    /// Maps a file that [`PeerTable::check`] has found good.
+    pub(crate) fn map(fd: BorrowedFd<'_>, file: (u64, u64)) -> Result<Self, SyscallError> {
+        Ok(Self { words: Words::map(fd, Layout::STANDARD, ProtFlags::READ)?, file })
     }
 
     /// Whether `fd` is the file that is mapped here. The mapping keeps the inode, so its number is not given to another file.
-    pub(crate) fn is_file(&self, fd: &OwnedFd) -> bool {
+    pub(crate) fn is_file(&self, fd: BorrowedFd<'_>) -> bool {
         rustix::fs::fstat(fd).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.file)
     }
 
