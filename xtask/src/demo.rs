@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode, Stdio};
 use crate::driver::{self, FAKE_PACKAGES, FakeDriver, Profile};
 use crate::workspace::{Failure, Workspace};
 
-pub(crate) const USAGE: &str = "[--kind vmm|pool|malloc] [--chunks N] [--size S] [--route pidfd|broker] [--json]";
+pub(crate) const USAGE: &str = "[ARGS]   (see --help)";
 
 /// Runs the demo with these arguments; its exit code is the task's.
 pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<ExitCode, Failure> {

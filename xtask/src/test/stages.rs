@@ -56,7 +56,7 @@ const FEATURE_SETS: &[&str] = &[
     "--package cuda-ipc-cli",
 ];
 /// Runs of the demo; each must verify what it shared.
-const DEMOS: &[&[&str]] = &[&[]];
+const DEMOS: &[&[&str]] = &[&[], &["--chunks", "300", "--size", "700M"]];
 /// Packages whose models need fewer dependencies than the package.
 const LOOM_FEATURES: &[(&str, &str)] = &[("cuda-ipc-core", "--no-default-features")];
 
