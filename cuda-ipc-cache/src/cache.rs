@@ -18,6 +18,7 @@ use cuda_ipc_core::key::{Key, KeyKind, Nonce};
 use cuda_ipc_core::sys::ProcessLife;
 use cuda_ipc_core::sys::driver::Cuda;
 
+use crate::drain::Drain;
 use crate::error::{CacheError, CacheErrorKind};
 use crate::index::IntervalIndex;
 use crate::stats::{CacheStats, Counters};
@@ -72,6 +73,8 @@ pub struct Cache {
 pub(crate) struct Shared {
     cuda: Cuda,
     options: CacheOptions,
+    /// Says whether work still runs that used memory under leases that have ended.
+    drain: Option<Arc<dyn Drain>>,
     /// The process life that made the cache; `None` where that cannot be told, which lets no peer be reached either.
     life: Option<ProcessLife>,
     peers: Mutex<HashMap<Nonce, Arc<PeerWindows>>>,
@@ -103,12 +106,22 @@ pub struct PeerWindows {
 }
 
 impl Cache {
+    /// As [`Cache::new`], for a user who ends leases before the work is complete: nothing is unmapped before `drain` says so.
+    pub fn with_drain(cuda: Cuda, options: CacheOptions, drain: Arc<dyn Drain>) -> Self {
+        Self::make(cuda, options, Some(drain))
+    }
+
     /// Makes a cache with no peers. It starts its thread with the first one.
     pub fn new(cuda: Cuda, options: CacheOptions) -> Self {
+        Self::make(cuda, options, None)
+    }
+
+    fn make(cuda: Cuda, options: CacheOptions, drain: Option<Arc<dyn Drain>>) -> Self {
         Self {
             shared: Arc::new(Shared {
                 cuda,
                 options,
+                drain,
                 life: ProcessLife::current().ok(),
                 peers: Mutex::default(),
                 closing: Mutex::new(Some(Vec::new())),
@@ -261,6 +274,16 @@ impl Shared {
     #[inline]
     pub(crate) fn clock(&self) -> u64 {
         self.clock.load(Ordering::Relaxed)
+    }
+
+    /// A ticket for the work that may still run; `None` where leases outlive the work.
+    pub(crate) fn mark_drain(&self) -> Option<u64> {
+        self.drain.as_ref().map(|drain| drain.mark())
+    }
+
+    /// Whether the work of a ticket is complete.
+    pub(crate) fn is_drained(&self, ticket: u64) -> bool {
+        self.drain.as_ref().is_none_or(|drain| drain.is_complete(ticket))
     }
 
     #[inline]

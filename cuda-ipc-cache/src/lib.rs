@@ -3,6 +3,7 @@
 //! - [`Cache`] (`cache.rs`): peers, their windows, and limits.
 //! - [`Window`] (`window.rs`): the mirror of one reservation; [`Window::lease`] is the use of it.
 //! - [`Lease`] (`lease.rs`): counted use of a range.
+//! - [`Drain`] (`drain.rs`): for users who end leases before the work is complete.
 //! - `slot.rs`: the lock-free state behind a hit; `flight.rs`: who may change it.
 //! - [`IntervalIndex`] (`index.rs`): windows by address.
 //! - [`CacheStats`] (`stats.rs`), [`CacheError`] (`error.rs`).
@@ -13,6 +14,7 @@
 #![deny(unsafe_code)]
 
 mod cache;
+mod drain;
 mod error;
 pub mod flight;
 mod index;
@@ -23,6 +25,7 @@ mod sync;
 mod window;
 
 pub use cache::{Cache, CacheOptions, PeerWindows};
+pub use drain::Drain;
 pub use error::{CacheError, CacheErrorKind};
 pub use index::IntervalIndex;
 pub use lease::{Lease, LeaseParts};

@@ -172,6 +172,21 @@ impl Slot {
     }
 }
 
+/// Takes a lease on the chunk that covers `granule`, and says where its head is. `Err(true)`: as with [`Slot::take`].
+#[inline]
+pub fn hold(slots: &[Slot], granule: u32) -> Result<u32, bool> {
+    let slot = |at: u32| slots.get(at as usize).ok_or(false);
+    let head = match slot(granule)?.glance() {
+        Glance::Head => granule,
+        Glance::Interior(back) => granule.checked_sub(back).ok_or(false)?,
+        Glance::Empty => return Err(false),
+    };
+    let slot = slot(head)?;
+    slot.take()?;
+    // Between the look and the lease another chunk may have come to begin here, one that does not reach as far.
+    if granule - head < slot.granules() { Ok(head) } else { Err(slot.give_back()) }
+}
+
 impl Default for Slot {
     fn default() -> Self {
         Self::new()

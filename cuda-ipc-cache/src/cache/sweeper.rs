@@ -17,6 +17,8 @@ use crate::window::{Reclaimed, Window};
 
 /// How often peers are asked whether they live: the longest that a dead peer's memory stays, if nothing else wakes the sweeper.
 const LIVENESS: Duration = Duration::from_millis(200);
+/// How soon a pass is repeated that had to leave something because work still ran: copies take milliseconds at most.
+const SOON: Duration = Duration::from_millis(1);
 /// How soon a pass is repeated in which a driver call failed.
 const AGAIN: Duration = Duration::from_millis(20);
 
@@ -59,7 +61,7 @@ impl Shared {
             peer.forget_unused();
             // What is leased or in flight unsettles the sweeper when it ends. For what the driver refused, no epoch equals this one, and the next pass
             // comes here again.
-            peer.swept.store(if here.refused { NEVER } else { epoch }, Release);
+            peer.swept.store(if here.refused || here.draining { NEVER } else { epoch }, Release);
             swept += here;
         }
         for window in self.all_closing() {
@@ -167,6 +169,11 @@ fn run(cache: &Weak<Shared>) {
         }
         let swept = shared.sweep(thoroughness);
         shared.counters.sweeps.fetch_add(1, Relaxed);
-        wait_for_deaths(&epochs, &shared.bell, rings, if swept.refused { AGAIN } else { LIVENESS });
+        let pause = match swept {
+            Reclaimed { draining: true, .. } => SOON,
+            Reclaimed { refused: true, .. } => AGAIN,
+            _ => LIVENESS,
+        };
+        wait_for_deaths(&epochs, &shared.bell, rings, pause);
     }
 }

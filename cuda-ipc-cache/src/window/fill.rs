@@ -185,7 +185,7 @@ impl Window {
                     slot.publish_interior(back);
                 }
             }
-            inner.mapped.insert(head, MappedChunk { id: *id, granules, retiring: None });
+            inner.mapped.insert(head, MappedChunk { id: *id, granules, retiring: None, drain: None });
             if let Some(slot) = self.slots.get(head as usize) {
                 slot.publish(*id, granules, epoch);
             }
@@ -216,8 +216,8 @@ impl Window {
         }
     }
 
-    /// Gives `device` access to all that is mapped and all that will be.
-    pub(crate) fn add_device(&self, device: i32, deadline: Deadline) -> Result<(), CacheError> {
+    /// Gives `device` (an ordinal of this process) access to all that is mapped and all that will be.
+    pub fn add_device(&self, device: i32, deadline: Deadline) -> Result<(), CacheError> {
         let bit = u32::try_from(device)
             .ok()
             .and_then(|bit| 1_u64.checked_shl(bit))

@@ -4,6 +4,7 @@
 //! after its last lease has ended. Unmapping holds the chunk's flight and no lock.
 
 use core::ops::AddAssign;
+use core::time::Duration;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
@@ -15,6 +16,9 @@ use super::Window;
 use super::state::{Locked, MappedChunk};
 use crate::error::{CacheError, CacheErrorKind};
 use crate::lease::Lease;
+
+/// How often running work is asked whether it is complete, by somebody who waits for it.
+const POLL: Duration = Duration::from_micros(200);
 
 /// Why something was unmapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,19 +41,21 @@ pub(crate) struct Reclaimed {
     pub(crate) bytes: u64,
     /// The driver refused to unmap something: to be tried again soon.
     pub(crate) refused: bool,
+    /// Work still runs that may use something: to be looked at again very soon.
+    pub(crate) draining: bool,
     /// Somebody has passed by one of our flights.
     passed_by: bool,
 }
 
 impl Window {
-    /// Unmaps the chunks with these heads, which the caller's flight covers, but for those that are leased. Returns the head of one of these.
+    /// Unmaps the chunks with these heads, which the caller's flight covers, but for those that are in use. Returns the head of one of these.
     pub(super) fn clear(&self, heads: &[u32], cause: UnmapCause) -> Result<Option<u32>, CacheError> {
         for &head in heads {
             self.mark_retiring(head, cause);
         }
         let mut leased = None;
         for &head in heads {
-            if self.leases(head) != 0 {
+            if self.is_in_use(head) {
                 leased.get_or_insert(head);
             } else {
                 self.unmap(head).map_err(|error| self.error(CacheErrorKind::Driver(error), self.address_of(head)))?;
@@ -71,16 +77,43 @@ impl Window {
         if self.blocked_by(holding, first, last) {
             return busy();
         }
-        let mut inner = self.lock();
-        while inner.mapped.get(&head).is_some_and(|chunk| chunk.retiring.is_some()) && self.leases(head) != 0 {
-            // Waiting on the window's lock: an end of a retiring chunk's last lease passes through it.
+        loop {
+            let Some(chunk) = self.lock().mapped.get(&head).copied().filter(|chunk| chunk.retiring.is_some()) else { return Ok(()) };
+            // Asked without a lock: it may call the driver.
+            let running = chunk.drain.is_some_and(|ticket| !self.cache.is_drained(ticket));
             let left = deadline.remaining();
+            let inner = self.lock();
+            // Looked at under the lock: an end of a retiring chunk's last lease passes through it.
+            if self.leases(head) == 0 && !running {
+                return Ok(());
+            }
             if left.is_zero() {
+                drop(inner);
                 return busy();
             }
-            inner = self.board.wait(inner, left);
+            // Nobody announces the end of running work.
+            drop(self.board.wait(inner, if running { left.min(POLL) } else { left }));
         }
-        Ok(())
+    }
+
+    /// Whether a retiring chunk has leases, or work may still use it that was submitted under one. Needs the flight.
+    fn is_in_use(&self, head: u32) -> bool {
+        if self.leases(head) != 0 {
+            return true;
+        }
+        let Some(ticket) = self.lock().mapped.get(&head).map(|chunk| chunk.drain) else { return false };
+        // Asked without a lock: it may call the driver.
+        let ticket = match ticket {
+            Some(ticket) => ticket,
+            None => match self.cache.mark_drain() {
+                Some(ticket) => ticket,
+                None => return false,
+            },
+        };
+        if let Some(chunk) = self.lock().mapped.get_mut(&head) {
+            chunk.drain = Some(ticket);
+        }
+        !self.cache.is_drained(ticket)
     }
 
     /// Unmaps what is dead and idle, and what has been waiting for its leases; with `all`, everything that is idle.
@@ -171,12 +204,15 @@ impl Window {
             (None, None) => return nothing,
         };
         self.mark_retiring(head, cause);
-        if self.leases(head) != 0 {
+        let leased = self.leases(head) != 0;
+        if leased || self.is_in_use(head) {
             // A live chunk that is in use stays usable when a limit asked; a dead or purged one refuses new leases from now on.
             if chunk.retiring.is_none() && cause == UnmapCause::Limit {
                 self.revive(head);
+                return nothing;
             }
-            return nothing;
+            // Who ends a lease says so; nobody announces the end of running work.
+            return Reclaimed { draining: !leased, ..nothing };
         }
         match self.unmap(head) {
             Ok(bytes) => Reclaimed { bytes, ..nothing },
@@ -263,6 +299,7 @@ impl Window {
         let mut inner = self.lock();
         if let (Some(chunk), Some(slot)) = (inner.mapped.get_mut(&head), self.slots.get(head as usize)) {
             chunk.retiring = None;
+            chunk.drain = None;
             slot.revive();
         }
     }
@@ -333,6 +370,7 @@ impl AddAssign for Reclaimed {
     fn add_assign(&mut self, other: Self) {
         self.bytes += other.bytes;
         self.refused |= other.refused;
+        self.draining |= other.draining;
         self.passed_by |= other.passed_by;
     }
 }

@@ -31,6 +31,8 @@ pub(super) struct MappedChunk {
     pub(super) granules: u32,
     /// Leases are refused, and it is unmapped for this reason when the last one ends.
     pub(super) retiring: Option<UnmapCause>,
+    /// The ticket of the work that may have used it, once it is retiring and has no lease.
+    pub(super) drain: Option<u64>,
 }
 
 pub(super) type Board = flight::Board<State, CacheError>;
