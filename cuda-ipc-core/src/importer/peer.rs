@@ -84,11 +84,11 @@ impl Peer {
     ///
     /// After an exec nobody writes that table, and the numbers in it may be those of other fds. What tells is that the table's own fd (CLOEXEC) is not there
     /// any more: one fetch, one fstat. Errors: a refusal to answer, which says nothing.
-    pub(super) fn has_other_table(&self) -> Result<bool, pidfd_sys::Error> {
+    pub(super) fn has_other_table(&self) -> Result<bool, ImportErrorKind> {
         match pidfd_sys::pidfd_getfd(self.pidfd.as_fd(), self.table_fd.cast_signed()) {
-            Ok(fd) => Ok(!self.table.is_file(self.brief(fd).as_fd())),
+            Ok(fd) => self.table.is_file(self.brief(fd).as_fd()).map(|same| !same).map_err(ImportErrorKind::Syscall),
             Err(error) if error.errno == pidfd_sys::Errno::EBADF => Ok(true),
-            Err(error) => Err(error),
+            Err(error) => Err(ImportErrorKind::Pidfd(error)),
         }
     }
 

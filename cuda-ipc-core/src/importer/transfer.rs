@@ -113,7 +113,8 @@ impl Runner<'_> {
                 match self.peer.has_other_table() {
                     Ok(false) => Ok(()),
                     Ok(true) => Err(ImportErrorKind::ExporterGone),
-                    Err(error) => Err(self.unreached(at, error)),
+                    Err(ImportErrorKind::Pidfd(error)) => Err(self.unreached(at, error)),
+                    Err(other) => Err(other),
                 }
             }
             Action::Import(_) => {

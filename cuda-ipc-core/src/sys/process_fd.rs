@@ -155,12 +155,14 @@ pub(super) fn close_inherited() {
     }
 }
 
-/// Whether `number` is open and, where `file` is known, of that file.
+/// Whether `number` is open and, where `file` is known, of that file. Only an answer can say that it is not.
 fn is_same_file(number: RawFd, file: Option<(u64, u64)>) -> bool {
     let Some(file) = file else { return true };
     // SAFETY: only used for one fstat, which answers EBADF where the number is not open.
-    let stat = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(number) });
-    stat.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == file)
+    match rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(number) }) {
+        Ok(stat) => (stat.st_dev, stat.st_ino) == file,
+        Err(errno) => errno != rustix::io::Errno::BADF,
+    }
 }
 
 fn slot(number: RawFd) -> &'static Slot {

@@ -198,8 +198,9 @@ impl PeerTable {
     }
 
     /// Whether `fd` is the file that is mapped here. The mapping keeps the inode, so its number is not given to another file.
-    pub(crate) fn is_file(&self, fd: BorrowedFd<'_>) -> bool {
-        rustix::fs::fstat(fd).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.file)
+    pub(crate) fn is_file(&self, fd: BorrowedFd<'_>) -> Result<bool, SyscallError> {
+        let stat = rustix::fs::fstat(fd).map_err(failed("fstat"))?;
+        Ok((stat.st_dev, stat.st_ino) == self.file)
     }
 
     /// The words.
