@@ -7,6 +7,7 @@
 //! | module | what it is | needs |
 //! |---|---|---|
 //! | [`key`], [`rkey`] | the bytes an exporter sends | nothing |
+//! | [`broker`] | the messages by which an exporter hands out fds where they cannot be fetched | nothing |
 //! | [`table`] | the exporter's live list of chunks, in shared memory | nothing |
 //! | [`export`], [`import`] | state machines: in which order things happen, and how a failure is undone | nothing |
 //! | [`reason`] | why memory cannot be shared | nothing |
@@ -21,6 +22,7 @@
 #![deny(unsafe_code)]
 #![warn(clippy::indexing_slicing)]
 
+pub mod broker;
 pub mod export;
 #[cfg(feature = "std")]
 pub mod exporter;

@@ -3,6 +3,8 @@
 use core::hint::black_box;
 use core::sync::atomic::AtomicU64;
 
+use cuda_ipc_core::broker::message::MESSAGE_MAX;
+use cuda_ipc_core::broker::{Challenge, Proofs, Request, SocketName};
 use cuda_ipc_core::export::{self, ChunkFacts, Event, Walk};
 use cuda_ipc_core::import::{self, Transfer};
 use cuda_ipc_core::key::{HostId, Key, KeyKind, Nonce};
@@ -32,6 +34,18 @@ pub(crate) fn rkey() -> bool {
     let rkey = black_box(Rkey { payload: Payload::Posix(sample()), base: GRANULE, len: 64, device: [9; 16] });
     let bytes = rkey.encode();
     Rkey::decode(&bytes) == Ok(rkey) && Rkey::decode(&bytes[1..]).is_err()
+}
+
+pub(crate) fn broker() -> bool {
+    let ids = [ChunkId { slot: 3, generation: 1 }, ChunkId { slot: 4, generation: 9 }];
+    let mut buffer = [0; MESSAGE_MAX];
+    let travels = match Request::decode(Request::encode_chunks(black_box(ids), &mut buffer)) {
+        Ok(Request::Chunks(read)) => read.iter().eq(ids),
+        _ => false,
+    };
+    let proofs = Proofs::new(NONCE, Challenge([1; 16]), black_box(Challenge([2; 16])));
+    let proven = proofs.is_of_exporter(&proofs.of_exporter()) && !proofs.is_of_exporter(&proofs.of_importer());
+    travels && proven && SocketName::new(NONCE, sample().host).abstract_name().starts_with("cuda-ipc-")
 }
 
 pub(crate) fn table() -> bool {
