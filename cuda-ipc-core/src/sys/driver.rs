@@ -15,8 +15,8 @@ use core::fmt;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use cuda_driver_sys::{
-    CU_MEMORYTYPE_DEVICE, CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
-    CUmemGenericAllocationHandle, CUpointer_attribute, CUresult, CUstreamCaptureMode, CUuuid, Driver, LoadError, device_location,
+    CU_MEMORYTYPE_DEVICE, CUcontext, CUdevice, CUdeviceptr, CUevent, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
+    CUmemGenericAllocationHandle, CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode, CUuuid, Driver, LoadError, device_location,
 };
 
 /// A driver call that did not succeed.
@@ -157,6 +157,13 @@ impl Cuda {
         let mut count = 0;
         call!(self, cuDeviceGetCount(&raw mut count))?;
         Ok(count)
+    }
+
+    /// Ordinal of the device of this thread's current context.
+    pub fn current_device(&self) -> Result<CUdevice, DriverError> {
+        let mut device = 0;
+        call!(self, cuCtxGetDevice(&raw mut device))?;
+        Ok(device)
     }
 
     /// The device's UUID, its identity across processes; of a MIG instance where there is one.
@@ -316,6 +323,70 @@ impl Cuda {
             // `mode` is the thread's own from before; putting it back cannot fail where the exchange has worked.
             let _ = call!(self, cuThreadExchangeStreamCaptureMode(&raw mut mode));
         }
+        value
+    }
+}
+
+/// A context, as the driver numbers it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Context(usize);
+
+/// A stream, as the driver numbers it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Stream(usize);
+
+impl From<cuda_driver_sys::CUstream> for Stream {
+    fn from(stream: cuda_driver_sys::CUstream) -> Self {
+        Self(stream as usize)
+    }
+}
+
+/// An event of ours. Plain data: destroying it is the holder's duty.
+#[derive(PartialEq, Eq, Debug)]
+pub struct Event(usize);
+
+/// Waiting for work of others.
+impl Cuda {
+    /// This thread's current context, if it has one.
+    pub fn current_context(&self) -> Result<Option<Context>, DriverError> {
+        let mut context: CUcontext = core::ptr::null_mut();
+        call!(self, cuCtxGetCurrent(&raw mut context))?;
+        Ok((!context.is_null()).then_some(Context(context as usize)))
+    }
+
+    /// A new event that is complete when all work submitted to `stream` so far is.
+    pub fn record_event(&self, context: Context, stream: Stream) -> Result<Event, DriverError> {
+        const DISABLE_TIMING: u32 = 2;
+        self.in_context(context, || {
+            let mut event: CUevent = core::ptr::null_mut();
+            call!(self, cuEventCreate(&raw mut event, DISABLE_TIMING))?;
+            match call!(self, cuEventRecord(event, stream.0 as CUstream)) {
+                Ok(()) => Ok(Event(event as usize)),
+                Err(error) => {
+                    let _ = call!(self, cuEventDestroy(event));
+                    Err(error)
+                }
+            }
+        })
+    }
+
+    /// Whether an event is complete. A context that is broken or gone has no running work.
+    pub fn is_event_complete(&self, context: Context, event: &Event) -> bool {
+        const NOT_READY: u32 = CUresult::CUDA_ERROR_NOT_READY.0;
+        let asked = self.in_context(context, || call!(self, cuEventQuery(event.0 as CUevent)));
+        asked.map_or_else(|error| error.code != NOT_READY, |()| true)
+    }
+
+    /// Gives an event back.
+    pub fn destroy_event(&self, context: Context, event: Event) {
+        let _ = self.in_context(context, || call!(self, cuEventDestroy(event.0 as CUevent)));
+    }
+
+    fn in_context<T>(&self, context: Context, body: impl FnOnce() -> Result<T, DriverError>) -> Result<T, DriverError> {
+        call!(self, cuCtxPushCurrent(context.0 as CUcontext))?;
+        let value = body();
+        let mut popped: CUcontext = core::ptr::null_mut();
+        let _ = call!(self, cuCtxPopCurrent(&raw mut popped));
         value
     }
 }

@@ -1,0 +1,122 @@
+//! The exporter's side: makes a reservation of POSIX_FD chunks look to cuda_ipc like one allocation with a fabric handle, which is a key of ours.
+//!
+//! cuda_ipc asks, in this order: range, buffer id, allowed handle types, retain, export, release. It is answered with the reservation, one synthetic id for it,
+//! the FABRIC bit, and the key. cuda_copy asks for the range too, to register it with every memory domain; it must get the driver's own chunk, since a
+//! reservation has holes. It is told by asking for the allocation's properties just before.
+//!
+//! Base and id of a reservation stay together for its life. Id and export are ours only if this thread's last range was the reservation of the same
+//! address; a wrong guess costs the lane, never bytes.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use cuda_ipc_core::exporter::{Exporter, ExporterOptions};
+use cuda_ipc_core::key::Key;
+use cuda_ipc_core::reason::NoIpc;
+use cuda_ipc_core::sys::driver::{Cuda, PointerFacts};
+
+use crate::notes::{RangeNote, notes};
+use crate::report;
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR` and `CU_MEM_HANDLE_TYPE_FABRIC`.
+const POSIX_FD: u64 = 1;
+pub(crate) const FABRIC: u64 = 8;
+
+/// The exporter and what it has published for UCX.
+pub(crate) struct Exporting {
+    cuda: Cuda,
+    exporter: OnceLock<Option<Exporter>>,
+    /// Published runs of chunks, start to end, and the exporter's count of retired chunks that they are good for.
+    runs: Mutex<(u64, BTreeMap<u64, u64>)>,
+}
+
+impl Exporting {
+    pub(crate) const fn new(cuda: Cuda) -> Self {
+        Self { cuda, exporter: OnceLock::new(), runs: Mutex::new((0, BTreeMap::new())) }
+    }
+
+    /// The reservation that stands for `address` towards cuda_ipc; `None` if the driver's own answer is right.
+    pub(crate) fn reservation(&self, address: u64) -> Option<(u64, u64)> {
+        let facts = self.shareable(address)?;
+        notes(|notes| notes.range.set(Some(RangeNote { address, base: facts.range_start, len: facts.range_len })));
+        Some((facts.range_start, facts.range_len))
+    }
+
+    /// The synthetic buffer id of the reservation around `address`, if the range was asked for just before.
+    pub(crate) fn buffer_id(&self, address: u64) -> Option<u64> {
+        let note = notes(|notes| notes.range.get()).filter(|note| note.address == address)?;
+        let nonce = self.exporter()?.nonce().0;
+        // Any mix will do: two reservations of one process must differ, and two lives of a process.
+        let mixed = [note.base, note.len].iter().fold(nonce, |mix, word| (mix ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29));
+        Some(mixed | 1 << 63)
+    }
+
+    /// The key for the memory around `address`, published from there to the end of its run of chunks.
+    pub(crate) fn export(&self, address: u64) -> Result<Option<Key>, NoIpc> {
+        let Some(note) = notes(|notes| notes.range.get()).filter(|note| note.base <= address && address - note.base < note.len) else {
+            return Ok(None);
+        };
+        let Some(exporter) = self.exporter() else { return Ok(None) };
+        self.publish(exporter, note, address).map(Some)
+    }
+
+    /// The nonce of this process's keys, if it has exported anything.
+    pub(crate) fn nonce(&self) -> Option<u64> {
+        self.exporter.get()?.as_ref().map(|exporter| exporter.nonce().0)
+    }
+
+    fn publish(&self, exporter: &Exporter, note: RangeNote, address: u64) -> Result<Key, NoIpc> {
+        let end = note.base + note.len;
+        let known = self.known_end(exporter, address);
+        // Counted exports are never given back: a chunk stays published until its memory goes, since UCX does not say when a key dies.
+        let first = exporter.export(address, 1)?;
+        let key = first.key();
+        core::mem::forget(first);
+        let mut at = known.unwrap_or(address);
+        while at < end {
+            let Some(facts) = self.shareable(at).filter(|facts| facts.range_start == note.base) else { break };
+            core::mem::forget(exporter.export(at, 1)?);
+            at = facts.mapping_base + facts.mapping_len;
+        }
+        self.remember(exporter, address, at);
+        Ok(key)
+    }
+
+    /// End of the published run around `address`, if nothing was retired since it was published.
+    fn known_end(&self, exporter: &Exporter, address: u64) -> Option<u64> {
+        let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
+        let retired = exporter.stats().retired;
+        if runs.0 != retired {
+            *runs = (retired, BTreeMap::new());
+        }
+        runs.1.range(..=address).next_back().map(|(_, &end)| end).filter(|&end| address < end)
+    }
+
+    fn remember(&self, exporter: &Exporter, from: u64, to: u64) {
+        let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
+        if runs.0 != exporter.stats().retired {
+            return;
+        }
+        let start = runs.1.range(..=from).next_back().filter(|(_, end)| **end >= from).map_or(from, |(&start, _)| start);
+        let swallowed: Vec<u64> = runs.1.range(start..=to).map(|(&start, _)| start).collect();
+        let end = swallowed.iter().filter_map(|start| runs.1.remove(start)).max().map_or(to, |end| end.max(to));
+        runs.1.insert(start, end);
+    }
+
+    fn exporter(&self) -> Option<&Exporter> {
+        self.exporter
+            .get_or_init(|| {
+                Exporter::new(self.cuda, ExporterOptions::default())
+                    .inspect_err(|error| report::warn(report::Cause::NoTable, &format_args!("no export table: {error}")))
+                    .ok()
+            })
+            .as_ref()
+    }
+
+    /// The driver's word on `address`, if it is VMM memory with a POSIX fd and without a usable fabric handle.
+    fn shareable(&self, address: u64) -> Option<PointerFacts> {
+        let facts = self.cuda.pointer_facts(address).ok()?;
+        let ours = facts.handle_types & POSIX_FD != 0 && facts.handle_types & FABRIC == 0 && !facts.legacy && !facts.pool && !facts.managed;
+        (ours && facts.mapping_len != 0 && facts.range_len != 0).then_some(facts)
+    }
+}

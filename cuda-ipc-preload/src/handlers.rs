@@ -1,0 +1,336 @@
+//! The answers to UCX's CUDA modules, one function for each interposed name that has an answer of ours.
+//!
+//! Each asks the exporting or importing side; where that has nothing to say, or anything goes wrong in it, the driver's own function is called with the caller's
+//! arguments. No panic leaves a handler, and no lock of ours is held while the driver runs.
+//!
+//! # Safety
+//! The unsafe here is reading and writing through the pointers that UCX passes, as the driver itself would: a handler only touches what the function's contract
+//! lets the driver touch, plus the key bytes behind a handle pointer (64, the size of a fabric handle) and, for cuDeviceGetUuid, bytes of the caller's
+//! own buffer in front of the output, see there. And calling the driver's functions with the signatures that cuda-driver-sys has for their names.
+
+#![allow(unsafe_code)]
+#![allow(clippy::cast_possible_truncation, reason = "lengths of this 64-bit process")]
+#![allow(non_snake_case, reason = "the driver's names")]
+
+use core::ffi::{c_int, c_ulonglong, c_void};
+use core::panic::AssertUnwindSafe;
+use std::panic::catch_unwind;
+
+use cuda_driver_sys::*;
+use cuda_ipc_core::key::{KEY_LEN, Key};
+
+use crate::exporting::FABRIC;
+use crate::names::{COUNT, Name};
+use crate::notes::notes;
+use crate::report;
+use crate::route::real;
+use crate::state::{State, state};
+use crate::uuid;
+
+/// A handler's address.
+#[derive(Clone, Copy)]
+pub(crate) struct Handler(pub(crate) *const c_void);
+
+// SAFETY: the address of a function.
+unsafe impl Sync for Handler {}
+
+macro_rules! handlers {
+    ($($name:ident)*) => {
+        /// The handlers by number.
+        pub(crate) static HANDLERS: [Option<Handler>; COUNT] = {
+            let mut table = [None; COUNT];
+            $(table[Name::$name as usize] = Some(Handler($name as *const c_void));)*
+            table
+        };
+    };
+}
+
+handlers! {
+    cuMemGetAddressRange_v2 cuPointerGetAttribute cuPointerGetAttributes cuMemRetainAllocationHandle cuMemGetAllocationPropertiesFromHandle
+    cuMemExportToShareableHandle cuMemImportFromShareableHandle cuMemRelease cuMemAddressReserve cuMemAddressFree cuMemMap cuMemSetAccess
+    cuMemUnmap cuDeviceGetUuid cuDeviceGetUuid_v2 cuStreamDestroy_v2 cuMemcpyDtoDAsync_v2
+    cuMemcpyAsync
+}
+
+/// Calls the driver's own function; `CUDA_ERROR_NOT_FOUND` if it has none.
+macro_rules! real {
+    ($name:ident: $pfn:ty, $($argument:expr),*) => {{
+        // SAFETY: the address is the driver's function of this name, whose signature is the typedef's.
+        let function = unsafe { <$pfn as Nullable>::from_address(real(Name::$name)) };
+        match function {
+            // SAFETY: the caller's own arguments.
+            Some(function) => unsafe { function($($argument),*) },
+            None => CUresult::CUDA_ERROR_NOT_FOUND,
+        }
+    }};
+}
+
+/// What our side has to say; `None` if nothing, or if it panicked.
+fn ours<T>(answer: impl FnOnce(&'static State) -> Option<T>) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(|| state().and_then(answer))).ok().flatten()
+}
+
+/// Clears the mark that cuda_copy leaves: any call but the two that it makes ends it.
+fn not_cuda_copy() {
+    notes(|notes| notes.properties.set(None));
+}
+
+unsafe extern "C" fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut usize, address: CUdeviceptr) -> CUresult {
+    let for_cuda_copy = notes(|notes| {
+        notes.range.set(None);
+        notes.properties.take() == Some(address)
+    });
+    let reservation = if for_cuda_copy { None } else { ours(|state| state.exporting.reservation(address)) };
+    let Some((start, len)) = reservation else {
+        return real!(cuMemGetAddressRange_v2: PFN_cuMemGetAddressRange_v3020, base, size, address);
+    };
+    if !base.is_null() {
+        // SAFETY: not null, so an output of the caller's.
+        unsafe { *base = start };
+    }
+    if !size.is_null() {
+        // SAFETY: as above.
+        unsafe { *size = len as usize };
+    }
+    CUresult::CUDA_SUCCESS
+}
+
+unsafe extern "C" fn cuPointerGetAttribute(data: *mut c_void, attribute: CUpointer_attribute, address: CUdeviceptr) -> CUresult {
+    not_cuda_copy();
+    if attribute == CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID
+        && !data.is_null()
+        && let Some(id) = ours(|state| state.exporting.buffer_id(address))
+    {
+        // SAFETY: the attribute's value is 64 bits wide, and the caller's output is not null; it may be unaligned inside a packed key.
+        unsafe { data.cast::<c_ulonglong>().write_unaligned(id) };
+        return CUresult::CUDA_SUCCESS;
+    }
+    real!(cuPointerGetAttribute: PFN_cuPointerGetAttribute_v4000, data, attribute, address)
+}
+
+unsafe extern "C" fn cuPointerGetAttributes(
+    count: core::ffi::c_uint,
+    attributes: *mut CUpointer_attribute,
+    data: *mut *mut c_void,
+    address: CUdeviceptr,
+) -> CUresult {
+    not_cuda_copy();
+    let result = real!(cuPointerGetAttributes: PFN_cuPointerGetAttributes_v7000, count, attributes, data, address);
+    if result != CUresult::CUDA_SUCCESS || notes(|notes| notes.range.get()).is_none_or(|note| note.address != address) {
+        return result;
+    }
+    // SAFETY: the driver has just read `count` attributes from there.
+    let attributes = unsafe { core::slice::from_raw_parts(attributes, count as usize) };
+    // SAFETY: and as many outputs from there.
+    let data = unsafe { core::slice::from_raw_parts(data, count as usize) };
+    for (attribute, &value) in attributes.iter().zip(data) {
+        if *attribute == CUpointer_attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES {
+            let value = value.cast::<u8>();
+            // SAFETY: the driver has just written 8 bytes there. Only the low byte is changed: UCX 1.18 passes an int.
+            unsafe { *value |= FABRIC as u8 };
+        }
+    }
+    result
+}
+
+unsafe extern "C" fn cuMemRetainAllocationHandle(handle: *mut c_ulonglong, address: *mut c_void) -> CUresult {
+    not_cuda_copy();
+    let result = real!(cuMemRetainAllocationHandle: PFN_cuMemRetainAllocationHandle_v11000, handle, address);
+    if result == CUresult::CUDA_SUCCESS && !handle.is_null() {
+        // SAFETY: the driver has just written it.
+        let retained = unsafe { *handle };
+        notes(|notes| notes.retained.set(Some((retained, address as u64))));
+    }
+    result
+}
+
+unsafe extern "C" fn cuMemGetAllocationPropertiesFromHandle(properties: *mut CUmemAllocationProp_v1, handle: c_ulonglong) -> CUresult {
+    let address = notes(|notes| notes.retained.get()).filter(|(retained, _)| *retained == handle).map(|(_, address)| address);
+    notes(|notes| notes.properties.set(address));
+    real!(cuMemGetAllocationPropertiesFromHandle: PFN_cuMemGetAllocationPropertiesFromHandle_v10020, properties, handle)
+}
+
+unsafe extern "C" fn cuMemExportToShareableHandle(
+    shareable: *mut c_void,
+    handle: c_ulonglong,
+    handle_type: CUmemAllocationHandleType,
+    flags: c_ulonglong,
+) -> CUresult {
+    not_cuda_copy();
+    let retained = notes(|notes| notes.retained.get()).filter(|(retained, _)| *retained == handle);
+    if handle_type == CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC
+        && let Some((_, address)) = retained
+        && let Some(exported) = ours(|state| state.exporting.export(address).transpose())
+    {
+        return match exported {
+            Ok(key) => {
+                // SAFETY: the output of a fabric export is 64 bytes of the caller's.
+                unsafe { shareable.cast::<[u8; KEY_LEN]>().write_unaligned(key.encode()) };
+                CUresult::CUDA_SUCCESS
+            }
+            Err(no_ipc) => {
+                report::warn(report::Cause::NotExported, &format_args!("the lane is lost: {no_ipc}"));
+                CUresult::CUDA_ERROR_NOT_SUPPORTED
+            }
+        };
+    }
+    real!(cuMemExportToShareableHandle: PFN_cuMemExportToShareableHandle_v10020, shareable, handle, handle_type, flags)
+}
+
+unsafe extern "C" fn cuMemImportFromShareableHandle(
+    handle: *mut c_ulonglong,
+    shareable: *mut c_void,
+    handle_type: CUmemAllocationHandleType,
+) -> CUresult {
+    not_cuda_copy();
+    if handle_type == CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC && !shareable.is_null() && !handle.is_null() {
+        // SAFETY: a fabric handle is 64 bytes of the caller's, at any alignment.
+        let bytes = unsafe { shareable.cast::<[u8; KEY_LEN]>().read_unaligned() };
+        if let Ok(key) = Key::decode(&bytes)
+            && let Some(imported) = ours(|state| Some(state.importing.import(&key)))
+        {
+            return match imported {
+                Ok(alias) => {
+                    // SAFETY: not null, so an output of the caller's.
+                    unsafe { *handle = alias };
+                    CUresult::CUDA_SUCCESS
+                }
+                Err(error) => {
+                    report::warn(
+                        report::Cause::NotImported,
+                        &format_args!("the lane is lost, and UCX will not ask for this peer again: {error}"),
+                    );
+                    CUresult::CUDA_ERROR_INVALID_VALUE
+                }
+            };
+        }
+    }
+    real!(cuMemImportFromShareableHandle: PFN_cuMemImportFromShareableHandle_v10020, handle, shareable, handle_type)
+}
+
+unsafe extern "C" fn cuMemRelease(handle: c_ulonglong) -> CUresult {
+    // Does not end cuda_copy's mark: it releases between the two calls that the mark is for.
+    if ours(|state| state.importing.release(handle).then_some(())).is_some() {
+        return CUresult::CUDA_SUCCESS;
+    }
+    real!(cuMemRelease: PFN_cuMemRelease_v10020, handle)
+}
+
+unsafe extern "C" fn cuMemAddressReserve(
+    address: *mut CUdeviceptr,
+    size: usize,
+    alignment: usize,
+    wished: CUdeviceptr,
+    flags: c_ulonglong,
+) -> CUresult {
+    not_cuda_copy();
+    if !address.is_null()
+        && let Some(base) = ours(|state| state.importing.reserve(size as u64))
+    {
+        // SAFETY: not null, so an output of the caller's.
+        unsafe { *address = base };
+        return CUresult::CUDA_SUCCESS;
+    }
+    real!(cuMemAddressReserve: PFN_cuMemAddressReserve_v10020, address, size, alignment, wished, flags)
+}
+
+unsafe extern "C" fn cuMemAddressFree(address: CUdeviceptr, size: usize) -> CUresult {
+    not_cuda_copy();
+    if ours(|state| state.importing.free(address).then_some(())).is_some() {
+        return CUresult::CUDA_SUCCESS;
+    }
+    real!(cuMemAddressFree: PFN_cuMemAddressFree_v10020, address, size)
+}
+
+unsafe extern "C" fn cuMemMap(address: CUdeviceptr, size: usize, offset: usize, handle: c_ulonglong, flags: c_ulonglong) -> CUresult {
+    not_cuda_copy();
+    if ours(|state| state.importing.is_alias(handle).then_some(())).is_some() {
+        return CUresult::CUDA_SUCCESS;
+    }
+    real!(cuMemMap: PFN_cuMemMap_v10020, address, size, offset, handle, flags)
+}
+
+unsafe extern "C" fn cuMemSetAccess(address: CUdeviceptr, size: usize, descriptors: *const CUmemAccessDesc, count: usize) -> CUresult {
+    not_cuda_copy();
+    if ours(|state| state.importing.owns(address).then_some(())).is_some() {
+        // SAFETY: the caller passes `count` descriptors.
+        let descriptors = unsafe { core::slice::from_raw_parts(descriptors, count) };
+        for descriptor in descriptors {
+            let device = location_id(&descriptor.location);
+            let added = ours(|state| Some(state.importing.add_device(address, device)));
+            if let Some(Err(error)) = added {
+                report::warn(report::Cause::NotImported, &format_args!("no access for device {device}: {error}"));
+                return CUresult::CUDA_ERROR_INVALID_VALUE;
+            }
+        }
+        return CUresult::CUDA_SUCCESS;
+    }
+    real!(cuMemSetAccess: PFN_cuMemSetAccess_v10020, address, size, descriptors, count)
+}
+
+unsafe extern "C" fn cuMemUnmap(address: CUdeviceptr, size: usize) -> CUresult {
+    not_cuda_copy();
+    // The window unmaps what is dead by itself, and nothing that another region of UCX still uses.
+    if ours(|state| state.importing.owns(address).then_some(())).is_some() {
+        return CUresult::CUDA_SUCCESS;
+    }
+    real!(cuMemUnmap: PFN_cuMemUnmap_v10020, address, size)
+}
+
+unsafe extern "C" fn cuDeviceGetUuid(out: *mut CUuuid, device: c_int) -> CUresult {
+    not_cuda_copy();
+    let result = real!(cuDeviceGetUuid: PFN_cuDeviceGetUuid_v9020, out, device);
+    after_uuid(out, result)
+}
+
+unsafe extern "C" fn cuDeviceGetUuid_v2(out: *mut CUuuid, device: c_int) -> CUresult {
+    not_cuda_copy();
+    let result = real!(cuDeviceGetUuid_v2: PFN_cuDeviceGetUuid_v11040, out, device);
+    after_uuid(out, result)
+}
+
+/// Makes the uuid that stands in a key of ours one of its process, so that UCX's verdict on a peer is on that peer alone.
+fn after_uuid(out: *mut CUuuid, result: CUresult) -> CUresult {
+    if result == CUresult::CUDA_SUCCESS && !out.is_null() {
+        ours(|state| {
+            let nonce = state.exporting.nonce()?;
+            uuid::mix_in_key(out, nonce);
+            Some(())
+        });
+    }
+    result
+}
+
+unsafe extern "C" fn cuStreamDestroy_v2(stream: CUstream) -> CUresult {
+    not_cuda_copy();
+    ours(|state| {
+        state.importing.stream_destroyed(stream.into());
+        Some(())
+    });
+    real!(cuStreamDestroy_v2: PFN_cuStreamDestroy_v4000, stream)
+}
+
+unsafe extern "C" fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream) -> CUresult {
+    not_cuda_copy();
+    let copy = || real!(cuMemcpyDtoDAsync_v2: PFN_cuMemcpyDtoDAsync_v3020, to, from, len, stream);
+    leased(to, from, len, stream, copy)
+}
+
+unsafe extern "C" fn cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream) -> CUresult {
+    not_cuda_copy();
+    let copy = || real!(cuMemcpyAsync: PFN_cuMemcpyAsync_v4000, to, from, len, stream);
+    leased(to, from, len, stream, copy)
+}
+
+/// Makes the copy with both its ranges leased, if they are in windows; an error if one of them is dead.
+fn leased(to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream, copy: impl Fn() -> CUresult) -> CUresult {
+    let made = ours(|state| state.importing.copy(&[to, from], len as u64, stream.into(), &copy));
+    match made {
+        Some(Ok(result)) => result,
+        Some(Err(error)) => {
+            report::warn(report::Cause::DeadRange, &format_args!("a copy was refused: {error}"));
+            CUresult::CUDA_ERROR_INVALID_VALUE
+        }
+        None => copy(),
+    }
+}

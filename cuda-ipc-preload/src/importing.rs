@@ -1,0 +1,180 @@
+//! The importer's side: what UCX opens as a fabric handle is a window.
+//!
+//! UCX imports, reserves, maps, sets access, and later unmaps and frees, for each region of its own cache. For a key of ours these are counted aliases of one
+//! window: they make no driver call, and UCX's habit of unmapping a region that is in use cannot hurt. What is mapped in the window is the exporter's table's
+//! business; every copy leases its range.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cuda_driver_sys::CUresult;
+use cuda_ipc_cache::{Cache, CacheError, CacheOptions, Hold, IntervalIndex, Lease, Window};
+use cuda_ipc_core::importer::Deadline;
+use cuda_ipc_core::key::Key;
+use cuda_ipc_core::sys::driver::{Cuda, Stream};
+
+use crate::notes::notes;
+use crate::streams::Streams;
+
+/// Marks handles of ours: no driver of today gives such numbers, which are no addresses either.
+const ALIAS: u64 = 0xc1bc_0000_0000_0000;
+const ALIAS_MASK: u64 = 0xffff_0000_0000_0000;
+
+/// How long UCX's locks are held for mapping at import; the rest is mapped by the copies that use it.
+const AT_IMPORT: Duration = Duration::from_millis(50);
+/// How long an import or a copy may take before it is an error.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// See the module's documentation.
+pub(crate) struct Importing {
+    cuda: Cuda,
+    cache: Mutex<Option<Arc<Cache>>>,
+    aliases: Mutex<Aliases>,
+    /// Windows by their addresses here, for copies.
+    by_local: IntervalIndex<Window>,
+    next_alias: AtomicU64,
+    streams: Arc<Streams>,
+}
+
+#[derive(Default)]
+struct Aliases {
+    /// Imported handles that UCX has not released yet.
+    handles: HashMap<u64, Key>,
+    /// Windows that UCX has reserved, by their address here.
+    windows: BTreeMap<u64, Reserved>,
+}
+
+struct Reserved {
+    hold: Hold,
+    /// How often UCX has reserved it and not freed it.
+    count: u64,
+}
+
+impl Importing {
+    pub(crate) fn new(cuda: Cuda) -> Self {
+        Self {
+            cuda,
+            cache: Mutex::default(),
+            aliases: Mutex::default(),
+            by_local: IntervalIndex::default(),
+            next_alias: AtomicU64::new(1),
+            streams: Arc::new(Streams::new(cuda)),
+        }
+    }
+
+    /// Opens the window of `key`, proves the route by mapping what is alive, and returns an alias for UCX.
+    pub(crate) fn import(&self, key: &Key) -> Result<u64, CacheError> {
+        let device = self.cuda.current_device().unwrap_or(0);
+        let window = self.cache().window(key, device, true, Deadline::after(PATIENCE))?;
+        // Until the first chunk is mapped nothing has shown that the route works; pointers may be handed to kernels, so the rest is mapped too.
+        window.map_all(window.base(), Deadline::after(AT_IMPORT))?;
+        let alias = ALIAS | (self.next_alias.fetch_add(1, Ordering::Relaxed) & !ALIAS_MASK);
+        self.lock().handles.insert(alias, *key);
+        notes(|notes| notes.imported.set(Some((alias, *key))));
+        Ok(alias)
+    }
+
+    /// Forgets an alias. `false` if it is none.
+    pub(crate) fn release(&self, handle: u64) -> bool {
+        looks_like_alias(handle) && self.lock().handles.remove(&handle).is_some()
+    }
+
+    /// Whether a handle is an alias.
+    pub(crate) fn is_alias(&self, handle: u64) -> bool {
+        looks_like_alias(handle) && self.lock().handles.contains_key(&handle)
+    }
+
+    /// The address of the window that this thread has just imported, if `len` is its length.
+    pub(crate) fn reserve(&self, len: u64) -> Option<u64> {
+        let (_, key) = notes(|notes| notes.imported.take()).filter(|(_, key)| key.len == len)?;
+        let window = self.cache().window(&key, self.cuda.current_device().unwrap_or(0), true, Deadline::after(PATIENCE)).ok()?;
+        let hold = window.hold_address().ok()?;
+        let address = hold.address();
+        let mut aliases = self.lock();
+        aliases
+            .windows
+            .entry(address)
+            .or_insert_with(|| {
+                self.by_local.insert(address, window.len(), window.clone());
+                Reserved { hold, count: 0 }
+            })
+            .count += 1;
+        Some(address)
+    }
+
+    /// Takes one reservation of UCX's back. `false` if the address is none of ours.
+    pub(crate) fn free(&self, address: u64) -> bool {
+        let mut aliases = self.lock();
+        let Some(reserved) = aliases.windows.get_mut(&address) else { return false };
+        reserved.count = reserved.count.saturating_sub(1);
+        if reserved.count == 0 {
+            self.by_local.remove(address, reserved.hold.window());
+            let last = aliases.windows.remove(&address);
+            drop(aliases);
+            // Idle chunks stay mapped under the cache's limits.
+            drop(last);
+        }
+        true
+    }
+
+    /// Whether an address is in a window that UCX has reserved.
+    pub(crate) fn owns(&self, address: u64) -> bool {
+        self.by_local.find(address, 1, |_| ()).is_some()
+    }
+
+    /// Gives a device access to the window around `address`.
+    pub(crate) fn add_device(&self, address: u64, device: i32) -> Result<(), CacheError> {
+        match self.by_local.find(address, 1, Arc::clone) {
+            Some(window) => window.add_device(device, Deadline::after(PATIENCE)),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs `copy` with those of `[address, address + len)` leased that are in windows; `None` if none is, and then nothing was run.
+    pub(crate) fn copy(
+        &self,
+        addresses: &[u64],
+        len: u64,
+        stream: Stream,
+        copy: &dyn Fn() -> CUresult,
+    ) -> Option<Result<CUresult, CacheError>> {
+        let windows: Vec<(Arc<Window>, u64)> =
+            addresses.iter().filter_map(|&address| self.by_local.find(address, 1, Arc::clone).map(|window| (window, address))).collect();
+        if windows.is_empty() {
+            return None;
+        }
+        let mut leases: Vec<Lease<'_>> = Vec::with_capacity(windows.len());
+        for (window, address) in &windows {
+            let remote = window.base() + (address - window.local_address()?);
+            let holding: Vec<&Lease<'_>> = leases.iter().collect();
+            match window.lease_holding(remote, len, Deadline::after(PATIENCE), &holding) {
+                Ok(lease) => leases.push(lease),
+                Err(error) => return Some(Err(error)),
+            }
+        }
+        let result = copy();
+        // Before the leases end: who finds them ended finds the stream.
+        self.streams.used(stream);
+        Some(Ok(result))
+    }
+
+    /// UCX is about to destroy a stream.
+    pub(crate) fn stream_destroyed(&self, stream: Stream) {
+        self.streams.destroyed(stream);
+    }
+
+    fn cache(&self) -> Arc<Cache> {
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.get_or_insert_with(|| Arc::new(Cache::with_drain(self.cuda, CacheOptions::default(), self.streams.clone()))).clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Aliases> {
+        self.aliases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+const fn looks_like_alias(handle: u64) -> bool {
+    handle & ALIAS_MASK == ALIAS
+}

@@ -1,0 +1,30 @@
+//! What there is once for the process: the driver, and the two sides. Made at UCX's first interposed call, never dropped.
+
+use std::sync::OnceLock;
+
+use cuda_ipc_core::sys::driver::Cuda;
+
+use crate::callers;
+use crate::exporting::Exporting;
+use crate::importing::Importing;
+use crate::report;
+
+/// See the module's documentation.
+pub(crate) struct State {
+    pub(crate) exporting: Exporting,
+    pub(crate) importing: Importing,
+}
+
+static STATE: OnceLock<Option<State>> = OnceLock::new();
+
+/// The state; `None` where there is no driver to build on. Then every answer is the driver's own.
+pub(crate) fn state() -> Option<&'static State> {
+    STATE
+        .get_or_init(|| {
+            callers::pin();
+            let opened = Cuda::open();
+            let opened = opened.inspect_err(|error| report::warn(report::Cause::NoDriver, &format_args!("{error}")));
+            opened.ok().map(|cuda| State { exporting: Exporting::new(cuda), importing: Importing::new(cuda) })
+        })
+        .as_ref()
+}
