@@ -4,9 +4,9 @@
 //! after its last lease has ended. Unmapping holds the chunk's flight and no lock.
 
 use core::ops::AddAssign;
-use core::time::Duration;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use core::time::Duration;
 
 use cuda_ipc_core::importer::Deadline;
 use cuda_ipc_core::sys::driver::DriverError;
