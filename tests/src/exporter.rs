@@ -179,13 +179,27 @@ impl RemoteMemory {
 
     /// Compares `len` bytes at `local`, in this process, with what is at `offset` there. The range has no hole.
     pub fn verify(&self, cuda: &Cuda, local: u64, offset: u64, len: u64) -> Result<(), String> {
+        self.verify_parts(offset, len, |at, start, part, seed| pattern::check(cuda, local + (at - offset), at - start, part, seed))
+    }
+
+    /// As [`RemoteMemory::verify`], but only the first 4 KiB of each granule: enough to tell which one it is.
+    pub fn spot_check(&self, cuda: &Cuda, local: u64, offset: u64, len: u64) -> Result<(), String> {
+        self.verify_parts(offset, len, |at, start, part, seed| {
+            let firsts = (at..at + part).step_by(2 << 20);
+            firsts
+                .into_iter()
+                .try_for_each(|first| pattern::check(cuda, local + (first - offset), first - start, 4096.min(at + part - first), seed))
+        })
+    }
+
+    /// Calls `check` with offset, start of the chunk, length and seed for each part of the range that lies in one chunk.
+    fn verify_parts(&self, offset: u64, len: u64, check: impl Fn(u64, u64, u64, u64) -> Result<(), String>) -> Result<(), String> {
         let end = offset + len;
         let mut at = offset;
         while at < end {
             let (&start, &(chunk, seed)) = self.chunks.range(..=at).next_back().ok_or("no chunk")?;
             let part = (start + chunk).min(end).checked_sub(at).filter(|&part| part > 0).ok_or("a hole")?;
-            pattern::check(cuda, local + (at - offset), at - start, part, seed)
-                .map_err(|error| format!("chunk at offset {start:#x}: {error}"))?;
+            check(at, start, part, seed).map_err(|error| format!("chunk at offset {start:#x}: {error}"))?;
             at += part;
         }
         Ok(())

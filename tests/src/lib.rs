@@ -2,7 +2,11 @@
 
 pub mod driver;
 pub mod exporter;
+pub mod hooked;
 pub mod importer;
 pub mod memory;
 pub mod pattern;
+pub mod points;
+pub mod shim;
 pub mod snapshot;
+pub mod sweep;

@@ -53,6 +53,7 @@ entries! {
     munmap: Errno,
     mprotect: Errno,
     madvise: Errno,
+    posix_madvise: Returned,
     // processes and the rest
     syscall: Errno,
     getrandom: Errno,
