@@ -49,7 +49,7 @@ handlers! {
     cuMemGetAddressRange_v2 cuPointerGetAttribute cuPointerGetAttributes cuMemRetainAllocationHandle cuMemGetAllocationPropertiesFromHandle
     cuMemExportToShareableHandle cuMemImportFromShareableHandle cuMemRelease cuMemAddressReserve cuMemAddressFree cuMemMap cuMemSetAccess
     cuMemUnmap cuDeviceGetUuid cuDeviceGetUuid_v2 cuStreamDestroy_v2 cuMemcpyDtoDAsync_v2
-    cuMemcpyAsync
+    cuMemcpyAsync cuMemcpyBatchAsync cuMemcpyBatchAsync_v2
 }
 
 /// Calls the driver's own function; `CUDA_ERROR_NOT_FOUND` if it has none.
@@ -120,9 +120,9 @@ unsafe extern "C" fn cuPointerGetAttributes(
         return result;
     }
     // SAFETY: the driver has just read `count` attributes from there.
-    let attributes = unsafe { core::slice::from_raw_parts(attributes, count as usize) };
+    let attributes = unsafe { values(attributes, count as usize) };
     // SAFETY: and as many outputs from there.
-    let data = unsafe { core::slice::from_raw_parts(data, count as usize) };
+    let data = unsafe { values(data, count as usize) };
     for (attribute, &value) in attributes.iter().zip(data) {
         if *attribute == CUpointer_attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES {
             let value = value.cast::<u8>();
@@ -254,7 +254,7 @@ unsafe extern "C" fn cuMemSetAccess(address: CUdeviceptr, size: usize, descripto
     not_cuda_copy();
     if ours(|state| state.importing.owns(address).then_some(())).is_some() {
         // SAFETY: the caller passes `count` descriptors.
-        let descriptors = unsafe { core::slice::from_raw_parts(descriptors, count) };
+        let descriptors = unsafe { values(descriptors, count) };
         for descriptor in descriptors {
             let device = location_id(&descriptor.location);
             let added = ours(|state| Some(state.importing.add_device(address, device)));
@@ -313,19 +313,90 @@ unsafe extern "C" fn cuStreamDestroy_v2(stream: CUstream) -> CUresult {
 unsafe extern "C" fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream) -> CUresult {
     not_cuda_copy();
     let copy = || real!(cuMemcpyDtoDAsync_v2: PFN_cuMemcpyDtoDAsync_v3020, to, from, len, stream);
-    leased(to, from, len, stream, copy)
+    leased([(to, len as u64), (from, len as u64)].into_iter(), stream, copy)
 }
 
 unsafe extern "C" fn cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream) -> CUresult {
     not_cuda_copy();
     let copy = || real!(cuMemcpyAsync: PFN_cuMemcpyAsync_v4000, to, from, len, stream);
-    leased(to, from, len, stream, copy)
+    leased([(to, len as u64), (from, len as u64)].into_iter(), stream, copy)
 }
 
-/// Makes the copy with both its ranges leased, if they are in windows; an error if one of them is dead.
-fn leased(to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream, copy: impl Fn() -> CUresult) -> CUresult {
-    let made = ours(|state| state.importing.copy(&[to, from], len as u64, stream.into(), &copy));
-    match made {
+unsafe extern "C" fn cuMemcpyBatchAsync(
+    to: *mut CUdeviceptr,
+    from: *mut CUdeviceptr,
+    sizes: *mut usize,
+    count: usize,
+    attributes: *mut CUmemcpyAttributes_v1,
+    attribute_indices: *mut usize,
+    attribute_count: usize,
+    fail_index: *mut usize,
+    stream: CUstream,
+) -> CUresult {
+    not_cuda_copy();
+    let copy = || {
+        real!(cuMemcpyBatchAsync: PFN_cuMemcpyBatchAsync_v12080, to, from, sizes, count, attributes, attribute_indices, attribute_count,
+            fail_index, stream)
+    };
+    // SAFETY: the caller passes `count` addresses and sizes.
+    let ranges = unsafe { batch(to, from, sizes, count) };
+    leased(ranges, stream, copy)
+}
+
+unsafe extern "C" fn cuMemcpyBatchAsync_v2(
+    to: *mut CUdeviceptr,
+    from: *mut CUdeviceptr,
+    sizes: *mut usize,
+    count: usize,
+    attributes: *mut CUmemcpyAttributes_v1,
+    attribute_indices: *mut usize,
+    attribute_count: usize,
+    stream: CUstream,
+) -> CUresult {
+    not_cuda_copy();
+    let copy = || {
+        real!(cuMemcpyBatchAsync_v2: PFN_cuMemcpyBatchAsync_v13000, to, from, sizes, count, attributes, attribute_indices, attribute_count,
+            stream)
+    };
+    // SAFETY: the caller passes `count` addresses and sizes.
+    let ranges = unsafe { batch(to, from, sizes, count) };
+    leased(ranges, stream, copy)
+}
+
+/// The ranges that a batch of copies touches.
+///
+/// # Safety
+/// Each of the three pointers is to `count` values that stay for as long as the iterator is used, or is null.
+unsafe fn batch<'a>(
+    to: *const CUdeviceptr,
+    from: *const CUdeviceptr,
+    sizes: *const usize,
+    count: usize,
+) -> impl Iterator<Item = (u64, u64)> + 'a {
+    // SAFETY: by the function's contract.
+    let to = unsafe { values(to, count) };
+    // SAFETY: as above.
+    let from = unsafe { values(from, count) };
+    // SAFETY: as above.
+    let sizes = unsafe { values(sizes, count) };
+    to.iter().zip(from).zip(sizes).flat_map(|((&to, &from), &size)| [(to, size as u64), (from, size as u64)])
+}
+
+/// The values of a caller's array; none if there is no array.
+///
+/// # Safety
+/// `array` is to `count` values that stay for `'a`, or is null.
+unsafe fn values<'a, T>(array: *const T, count: usize) -> &'a [T] {
+    if array.is_null() || count == 0 {
+        return &[];
+    }
+    // SAFETY: by the function's contract.
+    unsafe { core::slice::from_raw_parts(array, count) }
+}
+
+/// Makes a copy with those of its ranges leased that are in windows; an error if one of them is dead.
+fn leased(ranges: impl Iterator<Item = (u64, u64)>, stream: CUstream, copy: impl Fn() -> CUresult) -> CUresult {
+    match ours(|state| state.importing.copy(ranges, stream.into(), &copy)) {
         Some(Ok(result)) => result,
         Some(Err(error)) => {
             report::warn(report::Cause::DeadRange, &format_args!("a copy was refused: {error}"));

@@ -132,24 +132,32 @@ impl Importing {
         }
     }
 
-    /// Runs `copy` with those of `[address, address + len)` leased that are in windows; `None` if none is, and then nothing was run.
+    /// Runs `copy` with those of `ranges` (address and length) leased that are in windows; `None` if none is, and then nothing was run.
+    ///
+    /// All or nothing: if one range is dead, nothing is copied.
     pub(crate) fn copy(
         &self,
-        addresses: &[u64],
-        len: u64,
+        ranges: impl Iterator<Item = (u64, u64)>,
         stream: Stream,
         copy: &dyn Fn() -> CUresult,
     ) -> Option<Result<CUresult, CacheError>> {
-        let windows: Vec<(Arc<Window>, u64)> =
-            addresses.iter().filter_map(|&address| self.by_local.find(address, 1, Arc::clone).map(|window| (window, address))).collect();
-        if windows.is_empty() {
+        let found = ranges.filter_map(|(address, len)| Some((self.by_local.find(address, 1, Arc::clone)?, address, len)));
+        let found: Vec<(Arc<Window>, u64, u64)> = found.collect();
+        if found.is_empty() {
             return None;
         }
-        let mut leases: Vec<Lease<'_>> = Vec::with_capacity(windows.len());
-        for (window, address) in &windows {
+        let mut leases: Vec<Lease<'_>> = Vec::with_capacity(found.len());
+        for (window, address, len) in &found {
             let remote = window.base() + (address - window.local_address()?);
-            let holding: Vec<&Lease<'_>> = leases.iter().collect();
-            match window.lease_holding(remote, len, Deadline::after(PATIENCE), &holding) {
+            let lease = window.try_lease(remote, *len).map_or_else(
+                || {
+                    // A miss may have to wait for a lease to end; not for one of this very copy.
+                    let holding: Vec<&Lease<'_>> = leases.iter().collect();
+                    window.lease_holding(remote, *len, Deadline::after(PATIENCE), &holding)
+                },
+                Ok,
+            );
+            match lease {
                 Ok(lease) => leases.push(lease),
                 Err(error) => return Some(Err(error)),
             }
