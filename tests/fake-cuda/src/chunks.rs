@@ -4,6 +4,8 @@
 //! while an exported fd of it is open anywhere (`export.rs`). The second is asked of the kernel only when it matters: a chunk that was exported and
 //! lost its last holder waits in the list of orphans. Everything but the entries themselves can be rebuilt from them ([`Locked::rebuild`]).
 
+use cuda_driver_sys::CUresult;
+
 use crate::export;
 use crate::layout::{Chunk, ChunkKind, EXPORTED, GRANULE, Gpu, MAX_CHUNKS, NIL, ORPHAN};
 use crate::registry::Locked;
@@ -69,10 +71,17 @@ impl Locked<'_> {
         Some(ChunkInfo { offset: u64::from(chunk.granule) * GRANULE, bytes: chunk.bytes })
     }
 
-    /// The chunk that an exported fd names.
-    pub(crate) fn of_fd(&mut self, (gpu, slot, low): (usize, u32, u64)) -> Option<ChunkId> {
-        let chunk = self.gpus.get(gpu)?.chunks.get(slot as usize)?;
-        (chunk.kind != 0 && export::same_generation(low, chunk.generation)).then_some(ChunkId { gpu, slot, generation: chunk.generation })
+    /// The chunk of this kind that an exported fd names, as [`export::read`] found it.
+    pub(crate) fn of_fd(&mut self, found: Option<(usize, u32, u64)>, kind: ChunkKind) -> Result<ChunkId, CUresult> {
+        let (gpu, slot, low) = found.ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
+        let chunk = self.gpus.get(gpu).and_then(|gpu| gpu.chunks.get(slot as usize)).ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
+        if chunk.kind == 0 || !export::same_generation(low, chunk.generation) {
+            return Err(CUresult::CUDA_ERROR_UNKNOWN);
+        }
+        if chunk.kind != kind as u16 {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        Ok(ChunkId { gpu, slot, generation: chunk.generation })
     }
 
     /// What the table says of a live chunk.

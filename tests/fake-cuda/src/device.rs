@@ -154,6 +154,6 @@ const ATTRIBUTES: &[(CUdevice_attribute, i32)] = &[
     (CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, 1),
     (CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, 9),
     (CUdevice_attribute::CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, 1),
-    // As on the H200 without IMEX: the attribute says yes, creation says no.
+    // As on the H200 without IMEX: the attribute says yes, creation says no. DMA_BUF_SUPPORTED is 0 where the H200 has 1: there is no dma-buf of a file.
     (CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED, 1),
 ];

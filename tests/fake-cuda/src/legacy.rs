@@ -20,6 +20,7 @@ pub(crate) struct Opened {
 /// `cuIpcGetMemHandle`: the handle of the allocation, wherever in it the address is.
 pub(crate) fn get(out: Out<CUipcMemHandle_v1>, address: u64) -> Answer {
     let process = process::lock()?;
+    process.current()?;
     let (_, mapping) = process.space.mapping_at(address).ok_or(INVALID)?;
     let Kind::Plain { chunk, .. } = mapping.kind else { return Err(INVALID) };
     let bytes = Blob { what: blob::LEGACY, chunk, extra: [mapping.len, 0, 0] }.to_bytes();

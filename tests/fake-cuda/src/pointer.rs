@@ -1,6 +1,8 @@
 //! What a pointer is: `cuPointerGetAttribute(s)`, `cuMemGetAddressRange`, `cuMemRangeGetAttribute`.
 //!
-//! The singular query fails on a pointer the driver does not know; the plural one answers null values and succeeds.
+//! The singular query fails on a pointer the driver does not know; the plural one answers null values and succeeds. An address without a mapping is a
+//! host's to the plural query, and room of a reservation still has its range. Where no device has access, there is neither an address range nor a device
+//! pointer.
 
 use core::ffi::c_void;
 
@@ -14,6 +16,8 @@ use crate::space::{Kind, Mapping, Place};
 enum Value {
     Word(u64),
     Half(u32),
+    /// `CUDA_POINTER_ATTRIBUTE_P2P_TOKENS` without its padding; the fake has no tokens.
+    Tokens,
 }
 
 impl Value {
@@ -21,6 +25,7 @@ impl Value {
         match self {
             Self::Word(value) => Out::<u64>::cast(out).set(value),
             Self::Half(value) => Out::<u32>::cast(out).set(value),
+            Self::Tokens => Out::<[u8; 12]>::cast(out).set([0; 12]),
         }
     }
 }
@@ -40,7 +45,10 @@ pub(crate) fn attributes(count: u32, attributes: List<CUpointer_attribute>, outs
     let process = process::lock()?;
     for index in 0..count as usize {
         let attribute = attributes.at(index)?;
-        let null = || null_value(attribute).ok_or(INVALID);
+        if attribute == CUpointer_attribute::CU_POINTER_ATTRIBUTE_P2P_TOKENS {
+            return Err(INVALID);
+        }
+        let null = || null_value(&process, attribute, address).ok_or(INVALID);
         value(&process, attribute, address).or_else(|_| null())?.store(Out::of(outs.at(index)?))?;
     }
     Ok(())
@@ -56,7 +64,9 @@ pub(crate) fn set_attribute(_value: In<c_void>, attribute: CUpointer_attribute, 
 /// `cuMemGetAddressRange_v2`: the allocation, which for VMM memory is the mapped chunk.
 pub(crate) fn address_range(base: Out<u64>, size: Out<usize>, address: u64) -> Answer {
     let process = process::lock()?;
-    let (start, mapping) = process.space.mapping_at(address).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
+    process.current()?;
+    let found = process.space.mapping_at(address).filter(|(_, mapping)| !mapping.access.is_none());
+    let (start, mapping) = found.ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
     base.set_if_given(start);
     size.set_if_given(usize::try_from(mapping.len).map_err(|_| INVALID)?);
     Ok(())
@@ -81,9 +91,10 @@ fn value(process: &Process, attribute: CUpointer_attribute, address: u64) -> Res
     Ok(match attribute {
         A::CU_POINTER_ATTRIBUTE_CONTEXT => Value::Word(context(kind)),
         A::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => Value::Half(if is_host(kind) { HOST } else { DEVICE }),
-        A::CU_POINTER_ATTRIBUTE_DEVICE_POINTER => Value::Word(address),
+        A::CU_POINTER_ATTRIBUTE_DEVICE_POINTER if !mapping.access.is_none() => Value::Word(address),
         A::CU_POINTER_ATTRIBUTE_HOST_POINTER if !kind.is_device() => Value::Word(address),
-        A::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => Value::Half(0),
+        A::CU_POINTER_ATTRIBUTE_P2P_TOKENS if !is_host(kind) => Value::Tokens,
+        A::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => Value::Half(u32::from(!is_host(kind))),
         A::CU_POINTER_ATTRIBUTE_BUFFER_ID => Value::Word(mapping.buffer_id),
         A::CU_POINTER_ATTRIBUTE_IS_MANAGED => Value::Half(u32::from(matches!(kind, Kind::Managed { .. }))),
         A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => Value::Half(ordinal(process, mapping).cast_unsigned()),
@@ -92,7 +103,7 @@ fn value(process: &Process, attribute: CUpointer_attribute, address: u64) -> Res
         A::CU_POINTER_ATTRIBUTE_RANGE_SIZE => Value::Word(range(process, base, mapping, address).1),
         A::CU_POINTER_ATTRIBUTE_MAPPED => Value::Half(1),
         A::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => Value::Word(u64::from(handle_types(process, kind))),
-        A::CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => Value::Half(u32::from(kind.is_device())),
+        A::CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => Value::Half(u32::from(is_rdma_capable(process, kind))),
         A::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => Value::Half(access(process, mapping)),
         A::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => Value::Word(match kind {
             Kind::Pooled { pool, .. } | Kind::PoolImport { pool, .. } => pool,
@@ -101,22 +112,23 @@ fn value(process: &Process, attribute: CUpointer_attribute, address: u64) -> Res
         A::CU_POINTER_ATTRIBUTE_MAPPING_SIZE => Value::Word(mapping.len),
         A::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR => Value::Word(base),
         A::CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => Value::Word(mapping.buffer_id),
-        A::CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE => Value::Half(0),
+        A::CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE => Value::Half(u32::from(matches!(kind, Kind::Plain { .. }))),
         _ => return Err(INVALID),
     })
 }
 
 /// What the plural query answers where there is nothing to say; `None` for an attribute that does not exist.
-fn null_value(attribute: CUpointer_attribute) -> Option<Value> {
+fn null_value(process: &Process, attribute: CUpointer_attribute, address: u64) -> Option<Value> {
     use CUpointer_attribute as A;
+    let range = || process.space.reservation_at(address).filter(|(_, reservation)| reservation.by_user);
     Some(match attribute {
         A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => Value::Half((-2_i32).cast_unsigned()),
+        A::CU_POINTER_ATTRIBUTE_HOST_POINTER => Value::Word(if process.space.mapping_at(address).is_some() { 0 } else { address }),
+        A::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => Value::Word(range().map_or(0, |(base, _)| base)),
+        A::CU_POINTER_ATTRIBUTE_RANGE_SIZE => Value::Word(range().map_or(0, |(_, reservation)| reservation.size)),
         A::CU_POINTER_ATTRIBUTE_CONTEXT
         | A::CU_POINTER_ATTRIBUTE_DEVICE_POINTER
-        | A::CU_POINTER_ATTRIBUTE_HOST_POINTER
         | A::CU_POINTER_ATTRIBUTE_BUFFER_ID
-        | A::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
-        | A::CU_POINTER_ATTRIBUTE_RANGE_SIZE
         | A::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES
         | A::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE
         | A::CU_POINTER_ATTRIBUTE_MAPPING_SIZE
@@ -167,6 +179,14 @@ fn handle_types(process: &Process, kind: Kind) -> u32 {
         Kind::Vmm { handle } => process.handles.object(handle).map_or(0, |object| object.types),
         Kind::Pooled { pool, .. } => process.pools.handle_types(pool),
         _ => 0,
+    }
+}
+
+fn is_rdma_capable(process: &Process, kind: Kind) -> bool {
+    match kind {
+        Kind::Vmm { handle } => process.handles.object(handle).is_some_and(|object| object.rdma),
+        Kind::Plain { .. } | Kind::Legacy { .. } => true,
+        _ => false,
     }
 }
 

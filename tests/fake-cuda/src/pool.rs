@@ -293,7 +293,7 @@ pub(crate) fn import_pool(out: Out<CUmemoryPool>, shareable: Out<c_void>, kind: 
         return Err(INVALID);
     }
     let found = export::read(registry, export::fd_of_handle(shareable.raw().addr() as u64));
-    let chunk = found.and_then(|found| registry.lock().of_fd(found)).ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
+    let chunk = registry.lock().of_fd(found, ChunkKind::Pool)?;
     let device = process.ordinal(chunk.gpu).ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)?;
     process.hold(chunk, ChunkKind::Pool).ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
     let number = process.pools.add(Pool::new(device, POSIX_FD, Some(chunk), true));

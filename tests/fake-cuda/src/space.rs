@@ -76,6 +76,11 @@ impl Access {
     /// Everything for every device.
     pub(crate) const ALL: Self = Self(0x3333_3333_3333_3333);
 
+    /// Whether no device may do anything.
+    pub(crate) fn is_none(self) -> bool {
+        self.0 == 0
+    }
+
     pub(crate) fn of(self, device: usize) -> u64 {
         self.0 >> (4 * device) & 0xf
     }
@@ -160,23 +165,28 @@ impl Space {
         self.mappings.range(..from.saturating_add(len)).next_back().is_some_and(|(&base, mapping)| base + mapping.len > from)
     }
 
-    /// Bases of the mappings that make up the range exactly: no part of one, no hole, within one reservation of the application's.
-    pub(crate) fn whole_mappings(&self, from: u64, len: u64) -> Result<Vec<u64>, CUresult> {
-        let end = from.checked_add(len).ok_or(INVALID)?;
-        let (base, reservation) = self.reservation_at(from).ok_or(INVALID)?;
-        if len == 0 || !reservation.by_user || end > base + reservation.size {
+    /// Whether all of the range is in reservations of the application's; it may go from one into the next.
+    pub(crate) fn is_reserved(&self, from: u64, len: u64) -> bool {
+        let Some(end) = from.checked_add(len) else { return false };
+        let mut at = from;
+        while at < end {
+            match self.reservation_at(at) {
+                Some((base, reservation)) if reservation.by_user => at = base + reservation.size,
+                _ => return false,
+            }
+        }
+        len > 0
+    }
+
+    /// Bases of the mappings in a range of the application's reservations, and how many bytes they have. A range that ends inside of one is refused.
+    pub(crate) fn mappings_in(&self, from: u64, len: u64) -> Result<(Vec<u64>, u64), CUresult> {
+        let end = from.checked_add(len).filter(|_| self.is_reserved(from, len)).ok_or(INVALID)?;
+        let cuts = |at: u64| self.mapping_at(at).is_some_and(|(base, _)| base < at);
+        if cuts(from) || cuts(end) {
             return Err(INVALID);
         }
-        let mut at = from;
-        let mut bases = Vec::new();
-        for (&base, mapping) in self.mappings.range(from..end) {
-            if base != at {
-                return Err(INVALID);
-            }
-            bases.push(base);
-            at += mapping.len;
-        }
-        if at == end { Ok(bases) } else { Err(INVALID) }
+        let inside = || self.mappings.range(from..end);
+        Ok((inside().map(|(&base, _)| base).collect(), inside().map(|(_, mapping)| mapping.len).sum()))
     }
 
     /// Sets rights on a mapping.

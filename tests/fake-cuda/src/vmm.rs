@@ -29,6 +29,8 @@ pub(crate) struct HandleObject {
     pub(crate) size: u64,
     /// Handle types it may be exported as; none for an import.
     pub(crate) types: u32,
+    /// Made for GPUDirect RDMA; false for an import.
+    pub(crate) rdma: bool,
     /// References the application has.
     references: u64,
     mappings: u64,
@@ -42,20 +44,21 @@ pub(crate) struct Handles {
 }
 
 impl Handles {
-    /// The object, dead to the application or not.
+    /// The object, while it lives.
     pub(crate) fn object(&self, handle: u64) -> Option<&HandleObject> {
         self.objects.get(&handle)
     }
 
-    fn add(&mut self, chunk: ChunkId, offset: u64, size: u64, types: u32) -> u64 {
+    fn add(&mut self, chunk: ChunkId, offset: u64, size: u64, types: u32, rdma: bool) -> u64 {
         // Values like the real driver's: small, even, and never used again.
         self.last += 0x10;
-        self.objects.insert(self.last, HandleObject { chunk, offset, size, types, references: 1, mappings: 0 });
+        self.objects.insert(self.last, HandleObject { chunk, offset, size, types, rdma, references: 1, mappings: 0 });
         self.last
     }
 
-    fn referenced(&mut self, handle: u64) -> Result<&mut HandleObject, CUresult> {
-        self.objects.get_mut(&handle).filter(|object| object.references > 0).ok_or(INVALID)
+    /// The object; released by the application or not, a mapping keeps it working.
+    fn live(&mut self, handle: u64) -> Result<&mut HandleObject, CUresult> {
+        self.objects.get_mut(&handle).ok_or(INVALID)
     }
 }
 
@@ -83,7 +86,7 @@ impl Process {
 
     fn add_import(&mut self, chunk: ChunkId) -> Result<u64, CUresult> {
         let info = self.hold(chunk, ChunkKind::Vmm).ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
-        let handle = self.handles.add(chunk, info.offset, info.bytes, 0);
+        let handle = self.handles.add(chunk, info.offset, info.bytes, 0, false);
         self.count_handle(chunk.gpu, true);
         self.registry.counters().imports_made.fetch_add(1, Relaxed);
         Ok(handle)
@@ -155,7 +158,7 @@ pub(crate) fn create(out: Out<u64>, size: usize, prop: In<CUmemAllocationProp_v1
     }
     let types = prop.requestedHandleTypes.0;
     if types & !(POSIX_FD | FABRIC) != 0 {
-        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        return Err(INVALID);
     }
     let device = location(&process, &prop.location)?;
     if types & FABRIC != 0 && !process.fabric {
@@ -163,7 +166,7 @@ pub(crate) fn create(out: Out<u64>, size: usize, prop: In<CUmemAllocationProp_v1
     }
     let gpu = process.devices[device];
     let (chunk, info) = process.create(gpu, size, ChunkKind::Vmm, types)?;
-    let handle = process.handles.add(chunk, info.offset, size, types);
+    let handle = process.handles.add(chunk, info.offset, size, types, prop.allocFlags.gpuDirectRDMACapable != 0);
     process.count_handle(gpu, true);
     out.set(handle)
 }
@@ -171,8 +174,8 @@ pub(crate) fn create(out: Out<u64>, size: usize, prop: In<CUmemAllocationProp_v1
 /// `cuMemRelease`.
 pub(crate) fn release(handle: u64) -> Answer {
     let mut process = process::lock()?;
-    let object = process.handles.referenced(handle)?;
-    object.references -= 1;
+    let object = process.handles.live(handle)?;
+    object.references = object.references.checked_sub(1).ok_or(INVALID)?;
     let gpu = object.chunk.gpu;
     process.count_handle(gpu, false);
     process.drop_object_if_dead(handle);
@@ -195,14 +198,15 @@ pub(crate) fn retain(out: Out<u64>, address: Out<core::ffi::c_void>) -> Answer {
 /// `cuMemGetAllocationPropertiesFromHandle`.
 pub(crate) fn properties(out: Out<CUmemAllocationProp_v1>, handle: u64) -> Answer {
     let mut process = process::lock()?;
-    let object = process.handles.referenced(handle)?;
-    let (types, gpu) = (object.types, object.chunk.gpu);
+    let object = process.handles.live(handle)?;
+    let (types, rdma, gpu) = (object.types, object.rdma, object.chunk.gpu);
     let ordinal = process.ordinal(gpu).and_then(|ordinal| i32::try_from(ordinal).ok()).unwrap_or(-1);
     // SAFETY: plain C data for which all zeros is valid.
     let mut prop: CUmemAllocationProp_v1 = unsafe { core::mem::zeroed() };
     prop.type_ = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
     prop.requestedHandleTypes = CUmemAllocationHandleType(types);
     prop.location = cuda_driver_sys::device_location(ordinal);
+    prop.allocFlags.gpuDirectRDMACapable = u8::from(rdma);
     out.set(prop)
 }
 
@@ -211,7 +215,7 @@ pub(crate) fn export(out: Out<core::ffi::c_void>, handle: u64, kind: CUmemAlloca
     out.check()?;
     let mut process = process::lock()?;
     let registry = process.registry;
-    let object = process.handles.referenced(handle)?;
+    let object = process.handles.live(handle)?;
     if flags != 0 || object.types & kind.0 == 0 || !kind.0.is_power_of_two() {
         return Err(INVALID);
     }
@@ -226,7 +230,7 @@ pub(crate) fn export(out: Out<core::ffi::c_void>, handle: u64, kind: CUmemAlloca
 /// Makes an fd for a chunk this process holds and stores it.
 pub(crate) fn export_fd(registry: &crate::registry::Registry, out: Out<core::ffi::c_void>, chunk: ChunkId) -> Answer {
     registry.lock().mark_exported(chunk);
-    // Which code the real driver gives without a free fd is not confirmed.
+    // The code is for want of a free fd, the only thing that goes wrong here.
     let fd: RawFd = export::make(registry, chunk).map_err(|_| CUresult::CUDA_ERROR_OPERATING_SYSTEM)?;
     registry.counters().exports_made.fetch_add(1, Relaxed);
     Out::<RawFd>::cast(out).set(fd)
@@ -239,14 +243,14 @@ pub(crate) fn import(out: Out<u64>, shareable: Out<core::ffi::c_void>, kind: CUm
     let registry = process.registry;
     let chunk = match kind.0 {
         POSIX_FD => {
-            export::read(registry, export::fd_of_handle(shareable.raw().addr() as u64)).and_then(|found| registry.lock().of_fd(found))
+            let found = export::read(registry, export::fd_of_handle(shareable.raw().addr() as u64));
+            registry.lock().of_fd(found, ChunkKind::Vmm)?
         }
-        FABRIC if process.fabric => blob::read(shareable, blob::FABRIC).map(|blob| blob.chunk),
+        FABRIC if process.fabric => blob::read(shareable, blob::FABRIC).map(|blob| blob.chunk).ok_or(CUresult::CUDA_ERROR_UNKNOWN)?,
         FABRIC => return Err(CUresult::CUDA_ERROR_NOT_PERMITTED),
         _ => return Err(INVALID),
     };
     // A GPU that CUDA_VISIBLE_DEVICES hides from this process cannot take part.
-    let chunk = chunk.ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
     if process.ordinal(chunk.gpu).is_none() {
         return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
     }
@@ -278,34 +282,31 @@ pub(crate) fn free(address: u64, size: usize) -> Answer {
     Ok(())
 }
 
-/// `cuMemMap`: the whole of a chunk at free addresses of one reservation.
+/// `cuMemMap`: the whole of a chunk at free addresses of the application's.
 pub(crate) fn map(address: u64, size: usize, offset: usize, handle: u64, flags: u64) -> Answer {
     let mut process = process::lock()?;
     let size = size as u64;
-    let object = process.handles.referenced(handle)?;
-    if flags != 0 || offset != 0 || size == 0 || !size.is_multiple_of(GRANULE) || !address.is_multiple_of(GRANULE) {
-        return Err(INVALID);
-    }
-    if size != object.size {
+    let object = process.handles.live(handle)?;
+    if offset != 0 || size != object.size {
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
     let place = Place::Arena { gpu: object.chunk.gpu, offset: object.offset };
-    let (base, reservation) = process.space.reservation_at(address).ok_or(INVALID)?;
-    if !reservation.by_user || address + size > base + reservation.size || process.space.is_mapped(address, size) {
+    let is_room = process.space.is_reserved(address, size) && !process.space.is_mapped(address, size);
+    if flags != 0 || !address.is_multiple_of(GRANULE) || !is_room {
         return Err(INVALID);
     }
     process.space.insert(address, size, place, Access::default(), Kind::Vmm { handle });
-    process.handles.referenced(handle)?.mappings += 1;
+    process.handles.live(handle)?.mappings += 1;
     if let Some((_, mapping)) = process.space.mapping_at(address) {
         process.count_mapping(mapping, true);
     }
     Ok(())
 }
 
-/// `cuMemUnmap`: whole mappings without holes between them. Does not wait for copies.
+/// `cuMemUnmap`: whole mappings, and nothing at all where nothing is mapped. Does not wait for copies.
 pub(crate) fn unmap(address: u64, size: usize) -> Answer {
     let mut process = process::lock()?;
-    for base in process.space.whole_mappings(address, size as u64)? {
+    for base in process.space.mappings_in(address, size as u64)?.0 {
         process.unmap_vmm(base);
     }
     process::notify();
@@ -318,11 +319,13 @@ pub(crate) fn set_access(address: u64, size: usize, rights: In<CUmemAccessDesc_v
     if count == 0 {
         return Err(INVALID);
     }
-    let bases = process.space.whole_mappings(address, size as u64)?;
+    let (bases, mapped) = process.space.mappings_in(address, size as u64)?;
+    if mapped != size as u64 {
+        return Err(INVALID);
+    }
     let rights: Vec<_> = (0..count).map(|index| rights.at(index)).collect::<Result<_, _>>()?;
     for right in &rights {
-        location(&process, &right.location)?;
-        if !matches!(right.flags.0, 0 | 1 | 3) {
+        if location(&process, &right.location).is_err() || !matches!(right.flags.0, 0 | 1 | 3) {
             return Err(INVALID);
         }
     }
