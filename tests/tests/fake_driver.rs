@@ -311,13 +311,6 @@ fn asynchronous_copies_finish_when_told() {
     assert_eq!(cuda.is_filled(b.1, 7, CHUNK), Ok(true));
     assert_eq!(fake.counters().copies_into_dead_mappings, 0);
 
-    // Unmapping under a copy is what a GPU would not forgive.
-    cuda.copy_async(b.1, a.1, CHUNK, stream).expect("a copy");
-    cuda.mem_unmap(a.1, CHUNK).expect("an unmapping");
-    assert_eq!(fake.counters().copies_into_dead_mappings, 1);
-    assert_eq!(cuda.stream_synchronize(stream), Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
-    assert_eq!(cuda.stream_synchronize(stream), Ok(()));
-
     fake.set_async(Some(2000));
     cuda.fill_async(b.1, 9, CHUNK, stream).expect("a fill");
     assert_eq!(cuda.stream_query(stream), Err(CUresult::CUDA_ERROR_NOT_READY));
@@ -325,6 +318,16 @@ fn asynchronous_copies_finish_when_told() {
         std::thread::yield_now();
     }
     assert_eq!(cuda.is_filled(b.1, 9, CHUNK), Ok(true));
+
+    // Unmapping under a copy is what a GPU would not forgive.
+    fake.set_async(None);
+    cuda.copy_async(b.1, a.1, CHUNK, stream).expect("a copy");
+    cuda.mem_unmap(a.1, CHUNK).expect("an unmapping");
+    assert_eq!(fake.counters().copies_into_dead_mappings, 1);
+    assert_eq!(cuda.stream_synchronize(stream), Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
+    assert_eq!(cuda.event_query(event), Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS), "nor ever forgives");
+    assert_eq!(cuda.fill(b.1, 1, CHUNK), Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
+    assert_eq!(cuda.stream_synchronize(stream), Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
 }
 
 #[test]

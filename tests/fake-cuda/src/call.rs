@@ -18,7 +18,7 @@ pub(crate) enum Phase {
     Any,
     /// After `cuInit`.
     Ready,
-    /// After `cuInit`, and not while a stream capture forbids calls that may synchronise or allocate.
+    /// After `cuInit`, and not while a stream capture forbids it. `cuMemAlloc` is so; the calls around it that nobody asked a GPU about are taken to be.
     Unsafe,
 }
 

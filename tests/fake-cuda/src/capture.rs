@@ -2,7 +2,8 @@
 //!
 //! The rule is `cuThreadExchangeStreamCaptureMode`'s. A potentially unsafe call fails, and invalidates the captures in its way, if the calling thread
 //! has a capture of its own that was not begun relaxed, or if its mode is global and any other thread has a capture that was begun global; a relaxed
-//! thread may do anything.
+//! thread may make it. Virtual memory management and synchronous copies are not among these calls; `cuCtxSynchronize` spoils every capture of its
+//! context, whoever calls it.
 
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -70,6 +71,18 @@ pub(crate) fn check_unsafe_call() -> Answer {
 }
 
 impl Process {
+    /// Fails, and invalidates the captures of the context, if it has any.
+    pub(crate) fn outside_all_captures(&mut self, context: u64) -> Answer {
+        let mut none = true;
+        for stream in self.streams.live.values_mut().filter(|stream| stream.context == context) {
+            if let Some(capture) = &mut stream.capture {
+                capture.invalid = true;
+                none = false;
+            }
+        }
+        if none { Ok(()) } else { Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) }
+    }
+
     /// The stream, for a call that a capture on it forbids.
     pub(crate) fn stream_outside_capture(&mut self, number: u64) -> Result<StreamId, CUresult> {
         let stream = self.stream(number)?;

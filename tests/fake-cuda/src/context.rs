@@ -1,6 +1,7 @@
 //! Contexts: one primary per device, more by `cuCtxCreate`, and each thread's stack of current ones.
 //!
-//! A context is a number. The number of a device's primary context never changes; its id (`cuCtxGetId`) does with every new life.
+//! A context is a number. The number of a device's primary context never changes; its id (`cuCtxGetId`) does with every new life. Work that touched
+//! memory which was not there any more ends a context's usefulness: from then on its work fails with the same code.
 
 use core::cell::Cell;
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ pub(crate) struct Context {
     /// Retains of a primary context; 1 for others.
     users: u64,
     primary: bool,
+    broken: Option<CUresult>,
 }
 
 /// All contexts of the process.
@@ -39,7 +41,7 @@ impl Contexts {
     fn add(&mut self, number: u64, device: usize, primary: bool) {
         let id = self.next_id;
         self.next_id += 1;
-        self.live.insert(number, Context { device, id, users: 1, primary });
+        self.live.insert(number, Context { device, id, users: 1, primary, broken: None });
     }
 
     /// Whether the number was ever a context.
@@ -98,6 +100,20 @@ impl Process {
             return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
         }
         self.contexts.get(number).map(|context| (number, context.device))
+    }
+
+    /// The code with which all work of the context fails, once any has touched memory that was gone.
+    pub(crate) fn check_context(&self, number: u64) -> Answer {
+        self.contexts.live.get(&number).and_then(|context| context.broken).map_or(Ok(()), Err)
+    }
+
+    /// Makes it so.
+    pub(crate) fn break_context(&mut self, number: u64) -> CUresult {
+        const CODE: CUresult = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
+        if let Some(context) = self.contexts.live.get_mut(&number) {
+            context.broken = Some(CODE);
+        }
+        CODE
     }
 
     fn destroy_context(&mut self, number: u64) {

@@ -1,7 +1,8 @@
 //! Copies and fills: every byte checked against the mappings, then moved through the arenas.
 //!
 //! Addresses are resolved under the lock; the bytes move outside of it. Meanwhile the copy is on the list of running ones, so that whoever takes a
-//! mapping away ([`Copies::retire`]) leaves a mark: on a GPU that is a fault or silent corruption, here it is counted and the copy fails.
+//! mapping away ([`Copies::retire`]) leaves a mark: on a GPU that is a fault or silent corruption, here it is counted and the copy fails, and with it
+//! the context.
 //!
 //! # Safety
 //! Device spans point into arenas, which stay mapped for the life of the process. Host spans are the caller's word, as in the C API.
@@ -104,8 +105,9 @@ impl Process {
     /// The bytes of a range, if all of it may be touched that way by the device.
     fn spans(&self, (address, side): End, len: u64, right: u64, device: usize) -> Result<Vec<Span>, CUresult> {
         let end = address.checked_add(len).ok_or(INVALID)?;
-        let reservation = self.space.reservation_at(address).map(|(base, _)| base);
-        if reservation.is_none() && self.space.mapping_at(address).is_none() {
+        let reservation = |at| self.space.reservation_at(at).map(|(base, reservation)| (base, reservation.by_user));
+        let first = reservation(address);
+        if first.is_none() && self.space.mapping_at(address).is_none() {
             let host =
                 Span { at: core::ptr::with_exposed_provenance_mut(usize::try_from(address).map_err(|_| INVALID)?), len, arena: false };
             return if side == Side::Any && address != 0 { Ok(vec![host]) } else { Err(INVALID) };
@@ -114,8 +116,10 @@ impl Process {
         let mut at = address;
         while at < end {
             let (base, mapping) = self.space.mapping_at(at).ok_or(INVALID)?;
-            let same = self.space.reservation_at(at).map(|(base, _)| base) == reservation;
-            if !same || mapping.access.of(device) & right == 0 {
+            // From one reservation into the next only where both are the application's: allocations are each for itself.
+            let here = reservation(at);
+            let beyond = here != first && !(here.is_some_and(|here| here.1) && first.is_some_and(|first| first.1));
+            if beyond || mapping.access.of(device) & right == 0 {
                 return Err(INVALID);
             }
             let (skip, len) = (at - base, (mapping.len - (at - base)).min(end - at));
@@ -157,6 +161,15 @@ impl Process {
 }
 
 impl Transfer {
+    /// Moves the bytes and takes the copy off the list. Nobody holds the lock.
+    pub(crate) fn finish(&self, context: u64) -> Answer {
+        let moved = self.run();
+        let mut process = process::lock()?;
+        let alive = process.copies.end(self.number);
+        moved?;
+        if alive { Ok(()) } else { Err(process.break_context(context)) }
+    }
+
     /// Moves the bytes. Nobody holds the lock.
     pub(crate) fn run(&self) -> Answer {
         match &self.from {
@@ -239,21 +252,21 @@ fn at(offset: u64) -> usize {
 fn now(make: impl FnOnce(&mut Process) -> Result<Transfer, CUresult>, len: usize) -> Answer {
     let mut process = process::lock()?;
     let (context, _) = process.current()?;
+    process.check_context(context)?;
     if len == 0 {
         return Ok(());
     }
     process = Process::finish_blocking(process, context);
+    process.check_context(context)?;
     let transfer = make(&mut process)?;
     drop(process);
-    let moved = transfer.run();
-    let alive = process::lock()?.copies.end(transfer.number);
-    moved?;
-    if alive { Ok(()) } else { Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS) }
+    transfer.finish(context)
 }
 
 fn later(make: impl FnOnce(&mut Process) -> Result<Transfer, CUresult>, len: usize, stream: Handle<CUstream_st>) -> Answer {
     let mut process = process::lock()?;
     let stream: StreamId = process.stream(stream.id())?;
+    process.check_context(process.streams.context(stream))?;
     if len == 0 {
         return Ok(());
     }

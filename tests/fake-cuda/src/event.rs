@@ -8,8 +8,9 @@ use crate::process::{self, Process};
 /// One event.
 #[derive(Default)]
 pub(crate) struct Event {
-    /// The queue entry it stands for.
+    /// The queue entry it stands for, and the context of its stream.
     at: u64,
+    context: u64,
 }
 
 const FIRST_EVENT: u64 = 0xe7_0000_0000;
@@ -30,8 +31,9 @@ pub(crate) fn record(event: Handle<CUevent_st>, stream: Handle<CUstream_st>) -> 
     let mut process = process::lock()?;
     let number = process.stream(stream.id())?;
     let last = process.streams.live.get(&number).map_or(0, |stream| stream.last);
+    let context = process.streams.context(number);
     let event = process.streams.events.get_mut(&event.id()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-    event.at = last;
+    (event.at, event.context) = (last, context);
     Ok(())
 }
 
@@ -39,15 +41,15 @@ pub(crate) fn record(event: Handle<CUevent_st>, stream: Handle<CUstream_st>) -> 
 pub(crate) fn query(event: Handle<CUevent_st>) -> Answer {
     let process = process::lock()?;
     let event = process.streams.events.get(&event.id()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-    if process.streams.is_done(event.at) { Ok(()) } else { Err(CUresult::CUDA_ERROR_NOT_READY) }
+    if process.streams.is_done(event.at) { process.check_context(event.context) } else { Err(CUresult::CUDA_ERROR_NOT_READY) }
 }
 
 /// `cuEventSynchronize`.
 pub(crate) fn synchronize(event: Handle<CUevent_st>) -> Answer {
     let process = process::lock()?;
-    let at = process.streams.events.get(&event.id()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?.at;
-    drop(Process::finish(process, at));
-    Ok(())
+    let event = process.streams.events.get(&event.id()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+    let (at, context) = (event.at, event.context);
+    Process::finish(process, at).check_context(context)
 }
 
 /// `cuEventDestroy_v2`.

@@ -139,23 +139,23 @@ driver_calls! {
     Ready cuCtxGetFlags = ("cuCtxGetFlags", 7000) => context::flags(out: Out<u32>);
     Ready cuCtxGetApiVersion = ("cuCtxGetApiVersion", 3020) => context::api_version(context: Handle<CUctx_st>, out: Out<u32>);
     Ready cuCtxGetStreamPriorityRange = ("cuCtxGetStreamPriorityRange", 5050) => context::priority_range(least: Out<c_int>, greatest: Out<c_int>);
-    Unsafe cuCtxSynchronize [PFN_cuCtxSynchronize_v2000] = ("cuCtxSynchronize", 2000) => stream::synchronize_context();
+    Ready cuCtxSynchronize [PFN_cuCtxSynchronize_v2000] = ("cuCtxSynchronize", 2000) => stream::synchronize_context();
     Ready cuCtxEnablePeerAccess [PFN_cuCtxEnablePeerAccess_v4000] = ("cuCtxEnablePeerAccess", 4000) => context::enable_peer(context: Handle<CUctx_st>, flags: u32);
 
     // virtual memory management
     Ready cuMemGetAllocationGranularity [PFN_cuMemGetAllocationGranularity_v10020] = ("cuMemGetAllocationGranularity", 10020) => vmm::granularity(out: Out<usize>, prop: In<CUmemAllocationProp_v1>, option: CUmemAllocationGranularity_flags);
-    Unsafe cuMemCreate [PFN_cuMemCreate_v10020] = ("cuMemCreate", 10020) => vmm::create(out: Out<u64>, size: usize, prop: In<CUmemAllocationProp_v1>, flags: u64);
-    Unsafe cuMemRelease [PFN_cuMemRelease_v10020] = ("cuMemRelease", 10020) => vmm::release(handle: u64);
-    Unsafe cuMemAddressReserve [PFN_cuMemAddressReserve_v10020] = ("cuMemAddressReserve", 10020) => vmm::reserve(out: Out<u64>, size: usize, alignment: usize, address: u64, flags: u64);
-    Unsafe cuMemAddressFree [PFN_cuMemAddressFree_v10020] = ("cuMemAddressFree", 10020) => vmm::free(address: u64, size: usize);
-    Unsafe cuMemMap [PFN_cuMemMap_v10020] = ("cuMemMap", 10020) => vmm::map(address: u64, size: usize, offset: usize, handle: u64, flags: u64);
-    Unsafe cuMemUnmap [PFN_cuMemUnmap_v10020] = ("cuMemUnmap", 10020) => vmm::unmap(address: u64, size: usize);
-    Unsafe cuMemSetAccess [PFN_cuMemSetAccess_v10020] = ("cuMemSetAccess", 10020) => vmm::set_access(address: u64, size: usize, rights: In<CUmemAccessDesc_v1>, count: usize);
+    Ready cuMemCreate [PFN_cuMemCreate_v10020] = ("cuMemCreate", 10020) => vmm::create(out: Out<u64>, size: usize, prop: In<CUmemAllocationProp_v1>, flags: u64);
+    Ready cuMemRelease [PFN_cuMemRelease_v10020] = ("cuMemRelease", 10020) => vmm::release(handle: u64);
+    Ready cuMemAddressReserve [PFN_cuMemAddressReserve_v10020] = ("cuMemAddressReserve", 10020) => vmm::reserve(out: Out<u64>, size: usize, alignment: usize, address: u64, flags: u64);
+    Ready cuMemAddressFree [PFN_cuMemAddressFree_v10020] = ("cuMemAddressFree", 10020) => vmm::free(address: u64, size: usize);
+    Ready cuMemMap [PFN_cuMemMap_v10020] = ("cuMemMap", 10020) => vmm::map(address: u64, size: usize, offset: usize, handle: u64, flags: u64);
+    Ready cuMemUnmap [PFN_cuMemUnmap_v10020] = ("cuMemUnmap", 10020) => vmm::unmap(address: u64, size: usize);
+    Ready cuMemSetAccess [PFN_cuMemSetAccess_v10020] = ("cuMemSetAccess", 10020) => vmm::set_access(address: u64, size: usize, rights: In<CUmemAccessDesc_v1>, count: usize);
     Ready cuMemGetAccess [PFN_cuMemGetAccess_v10020] = ("cuMemGetAccess", 10020) => vmm::get_access(out: Out<u64>, place: In<CUmemLocation>, address: u64);
     Ready cuMemRetainAllocationHandle [PFN_cuMemRetainAllocationHandle_v11000] = ("cuMemRetainAllocationHandle", 11000) => vmm::retain(out: Out<u64>, address: Out<c_void>);
     Ready cuMemGetAllocationPropertiesFromHandle [PFN_cuMemGetAllocationPropertiesFromHandle_v10020] = ("cuMemGetAllocationPropertiesFromHandle", 10020) => vmm::properties(out: Out<CUmemAllocationProp_v1>, handle: u64);
-    Unsafe cuMemExportToShareableHandle [PFN_cuMemExportToShareableHandle_v10020] = ("cuMemExportToShareableHandle", 10020) => vmm::export(out: Out<c_void>, handle: u64, kind: CUmemAllocationHandleType, flags: u64);
-    Unsafe cuMemImportFromShareableHandle [PFN_cuMemImportFromShareableHandle_v10020] = ("cuMemImportFromShareableHandle", 10020) => vmm::import(out: Out<u64>, shareable: Out<c_void>, kind: CUmemAllocationHandleType);
+    Ready cuMemExportToShareableHandle [PFN_cuMemExportToShareableHandle_v10020] = ("cuMemExportToShareableHandle", 10020) => vmm::export(out: Out<c_void>, handle: u64, kind: CUmemAllocationHandleType, flags: u64);
+    Ready cuMemImportFromShareableHandle [PFN_cuMemImportFromShareableHandle_v10020] = ("cuMemImportFromShareableHandle", 10020) => vmm::import(out: Out<u64>, shareable: Out<c_void>, kind: CUmemAllocationHandleType);
 
     // classification
     Ready cuMemGetAddressRange_v2 [PFN_cuMemGetAddressRange_v3020] = ("cuMemGetAddressRange", 3020) => pointer::address_range(base: Out<u64>, size: Out<usize>, address: u64);
@@ -201,18 +201,18 @@ driver_calls! {
     Ready cuMemFreeAsync [PFN_cuMemFreeAsync_v11020] = ("cuMemFreeAsync", 11020) => pool::free_async(address: u64, stream: Handle<CUstream_st>);
 
     // copies
-    Unsafe cuMemcpy [PFN_cuMemcpy_v4000] = ("cuMemcpy", 4000) => copy::any(to: u64, from: u64, len: usize);
+    Ready cuMemcpy [PFN_cuMemcpy_v4000] = ("cuMemcpy", 4000) => copy::any(to: u64, from: u64, len: usize);
     Ready cuMemcpyAsync [PFN_cuMemcpyAsync_v4000] = ("cuMemcpyAsync", 4000) => copy::any_async(to: u64, from: u64, len: usize, stream: Handle<CUstream_st>);
-    Unsafe cuMemcpyHtoD_v2 [PFN_cuMemcpyHtoD_v3020] = ("cuMemcpyHtoD", 3020) => copy::host_to_device(to: u64, from: In<c_void>, len: usize);
-    Unsafe cuMemcpyDtoH_v2 [PFN_cuMemcpyDtoH_v3020] = ("cuMemcpyDtoH", 3020) => copy::device_to_host(to: Out<c_void>, from: u64, len: usize);
-    Unsafe cuMemcpyDtoD_v2 [PFN_cuMemcpyDtoD_v3020] = ("cuMemcpyDtoD", 3020) => copy::device_to_device(to: u64, from: u64, len: usize);
+    Ready cuMemcpyHtoD_v2 [PFN_cuMemcpyHtoD_v3020] = ("cuMemcpyHtoD", 3020) => copy::host_to_device(to: u64, from: In<c_void>, len: usize);
+    Ready cuMemcpyDtoH_v2 [PFN_cuMemcpyDtoH_v3020] = ("cuMemcpyDtoH", 3020) => copy::device_to_host(to: Out<c_void>, from: u64, len: usize);
+    Ready cuMemcpyDtoD_v2 [PFN_cuMemcpyDtoD_v3020] = ("cuMemcpyDtoD", 3020) => copy::device_to_device(to: u64, from: u64, len: usize);
     Ready cuMemcpyHtoDAsync_v2 [PFN_cuMemcpyHtoDAsync_v3020] = ("cuMemcpyHtoDAsync", 3020) => copy::host_to_device_async(to: u64, from: In<c_void>, len: usize, stream: Handle<CUstream_st>);
     Ready cuMemcpyDtoHAsync_v2 [PFN_cuMemcpyDtoHAsync_v3020] = ("cuMemcpyDtoHAsync", 3020) => copy::device_to_host_async(to: Out<c_void>, from: u64, len: usize, stream: Handle<CUstream_st>);
     Ready cuMemcpyDtoDAsync_v2 [PFN_cuMemcpyDtoDAsync_v3020] = ("cuMemcpyDtoDAsync", 3020) => copy::device_to_device_async(to: u64, from: u64, len: usize, stream: Handle<CUstream_st>);
     Ready cuMemcpyBatchAsync [PFN_cuMemcpyBatchAsync_v12080] = ("cuMemcpyBatchAsync", 12080) => copy::batch_async(to: List<u64>, from: List<u64>, sizes: List<usize>, count: usize, attributes: List<CUmemcpyAttributes_v1>, indices: List<usize>, attribute_count: usize, failed: Out<usize>, stream: Handle<CUstream_st>);
     Ready cuMemcpyBatchAsync_v2 = ("cuMemcpyBatchAsync", 13000) => copy::batch_async_v2(to: List<u64>, from: List<u64>, sizes: List<usize>, count: usize, attributes: List<CUmemcpyAttributes_v1>, indices: List<usize>, attribute_count: usize, stream: Handle<CUstream_st>);
-    Unsafe cuMemsetD8_v2 [PFN_cuMemsetD8_v3020] = ("cuMemsetD8", 3020) => copy::set8(to: u64, value: u8, count: usize);
-    Unsafe cuMemsetD32_v2 [PFN_cuMemsetD32_v3020] = ("cuMemsetD32", 3020) => copy::set32(to: u64, value: u32, count: usize);
+    Ready cuMemsetD8_v2 [PFN_cuMemsetD8_v3020] = ("cuMemsetD8", 3020) => copy::set8(to: u64, value: u8, count: usize);
+    Ready cuMemsetD32_v2 [PFN_cuMemsetD32_v3020] = ("cuMemsetD32", 3020) => copy::set32(to: u64, value: u32, count: usize);
     Ready cuMemsetD8Async [PFN_cuMemsetD8Async_v3020] = ("cuMemsetD8Async", 3020) => copy::set8_async(to: u64, value: u8, count: usize, stream: Handle<CUstream_st>);
     Ready cuMemsetD32Async = ("cuMemsetD32Async", 3020) => copy::set32_async(to: u64, value: u32, count: usize, stream: Handle<CUstream_st>);
 

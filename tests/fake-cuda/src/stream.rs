@@ -54,6 +54,7 @@ unsafe impl Send for Data {}
 struct Entry {
     number: u64,
     stream: StreamId,
+    context: u64,
     due: Instant,
     work: Work,
 }
@@ -88,6 +89,11 @@ impl Streams {
         self.is_done(self.queued)
     }
 
+    /// The context of a stream.
+    pub(crate) fn context(&self, stream: StreamId) -> u64 {
+        self.live.get(&stream).map_or(0, |stream| stream.context)
+    }
+
     /// Whether the queue has passed entry `number`.
     pub(crate) fn is_done(&self, number: u64) -> bool {
         self.done >= number
@@ -119,15 +125,13 @@ impl Process {
             }
             return result;
         }
+        let context = process.streams.context(stream);
         let callback = matches!(work, Work::Host(..) | Work::Callback(..));
         if mode == Asynchronous::Off && process.streams.is_idle() && !callback {
             return match work {
                 Work::Transfer(transfer) => {
                     drop(process);
-                    let moved = transfer.run();
-                    let alive = process::lock()?.copies.end(transfer.number);
-                    moved?;
-                    if alive { Ok(()) } else { Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS) }
+                    transfer.finish(context)
                 }
                 Work::Free(base) => {
                     process.free_from_anywhere(base);
@@ -143,7 +147,7 @@ impl Process {
         if let Some(state) = streams.live.get_mut(&stream) {
             state.last = number;
         }
-        streams.queue.push_back(Entry { number, stream, due: Instant::now() + delay, work });
+        streams.queue.push_back(Entry { number, stream, context, due: Instant::now() + delay, work });
         if !streams.worker {
             streams.worker = spawn_worker();
         }
@@ -202,8 +206,9 @@ impl Process {
         process::notify();
     }
 
-    /// A stream's state after its work up to now: the first error since the last question.
+    /// A stream's state after its work up to now: the context's, and the first error since the last question.
     fn take_error(&mut self, stream: StreamId) -> Answer {
+        self.check_context(self.streams.context(stream))?;
         match self.streams.live.get_mut(&stream).and_then(|state| state.error.take()) {
             Some(code) => Err(code),
             None => Ok(()),
@@ -244,7 +249,7 @@ fn work() {
                 continue;
             }
         };
-        let (number, stream) = (entry.number, entry.stream);
+        let (number, stream, context) = (entry.number, entry.stream, entry.context);
         let result = match entry.work {
             Work::Transfer(transfer) => {
                 let alive = process.copies.is_alive(transfer.number);
@@ -256,7 +261,7 @@ fn work() {
                     Err(_) => return,
                 };
                 let whole = process.copies.end(transfer.number);
-                moved.and(if whole { Ok(()) } else { Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS) })
+                moved.and(if whole { Ok(()) } else { Err(process.break_context(context)) })
             }
             Work::Host(..) | Work::Callback(..) => {
                 drop(process);
@@ -331,10 +336,12 @@ pub(crate) fn query(stream: Handle<CUstream_st>) -> Answer {
 
 /// `cuCtxSynchronize`.
 pub(crate) fn synchronize_context() -> Answer {
-    let process = process::lock()?;
+    let mut process = process::lock()?;
     let (context, _) = process.current()?;
+    process.outside_all_captures(context)?;
     let last = process.streams.live.values().filter(|stream| stream.context == context).map(|stream| stream.last).max().unwrap_or(0);
-    let mut process = Process::finish(process, last);
+    process = Process::finish(process, last);
+    process.check_context(context)?;
     let streams: Vec<StreamId> = process.streams.live.iter().filter(|(_, stream)| stream.context == context).map(|(&id, _)| id).collect();
     streams.into_iter().map(|stream| process.take_error(stream)).fold(Ok(()), Answer::and)
 }
@@ -358,7 +365,7 @@ pub(crate) fn add_callback(stream: Handle<CUstream_st>, function: CUstreamCallba
 pub(crate) fn context(stream: Handle<CUstream_st>, out: Out<cuda_driver_sys::CUcontext>) -> Answer {
     let mut process = process::lock()?;
     let number = process.stream(stream.id())?;
-    let context = process.streams.live.get(&number).map_or(0, |stream| stream.context);
+    let context = process.streams.context(number);
     out.set(handle(context))
 }
 
