@@ -118,6 +118,46 @@ pub(crate) fn pin() {
     }
 }
 
+/// A symbol of the first loaded module whose file name begins with `module`; null if there is none. For the first call of a UCX module only: it may wait for
+/// the loader.
+pub(crate) fn symbol_of(module: &'static [u8], symbol: &CStr) -> *mut c_void {
+    struct Search {
+        module: &'static [u8],
+        path: *const libc::c_char,
+    }
+    unsafe extern "C" fn each(info: *mut libc::dl_phdr_info, _size: usize, search: *mut c_void) -> c_int {
+        // SAFETY: the loader passes a valid record for the time of the call.
+        let name = unsafe { (*info).dlpi_name };
+        // SAFETY: the local of `symbol_of`.
+        let search = unsafe { &mut *search.cast::<Search>() };
+        if name.is_null() {
+            return 0;
+        }
+        // SAFETY: not null, so a C string for the time of the call.
+        let path = unsafe { CStr::from_ptr(name) }.to_bytes();
+        let file = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
+        // Not `libucm_cuda` when `libucm` is wanted.
+        if file.strip_prefix(search.module).is_some_and(|rest| rest.starts_with(b".so") || rest.starts_with(b"-")) {
+            search.path = name;
+            return 1;
+        }
+        0
+    }
+    let mut search = Search { module, path: ptr::null() };
+    // SAFETY: the callback has the right signature, and `search` outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(each), (&raw mut search).cast()) };
+    if search.path.is_null() {
+        return ptr::null_mut();
+    }
+    // SAFETY: the loader's own name of a module that UCX's CUDA module depends on, so it stays; nothing is loaded by NOLOAD.
+    let handle = unsafe { libc::dlopen(search.path, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if handle.is_null() {
+        return ptr::null_mut();
+    }
+    // SAFETY: an open handle, which is never closed, and a C string.
+    unsafe { libc::dlsym(handle, symbol.as_ptr()) }
+}
+
 /// `libuct_cuda.so…`, also with a suffix before `.so`, but no other module.
 fn is_ucx_module(path: &[u8]) -> bool {
     let file = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);

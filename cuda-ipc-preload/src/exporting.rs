@@ -65,6 +65,13 @@ impl Exporting {
         self.exporter.get()?.as_ref().map(|exporter| exporter.nonce().0)
     }
 
+    /// The memory in this range is about to be unmapped.
+    pub(crate) fn retire(&self, address: u64, len: u64) {
+        if let Some(Some(exporter)) = self.exporter.get() {
+            exporter.retire(address, len);
+        }
+    }
+
     fn publish(&self, exporter: &Exporter, note: RangeNote, address: u64) -> Result<Key, NoIpc> {
         let end = note.base + note.len;
         let known = self.known_end(exporter, address);

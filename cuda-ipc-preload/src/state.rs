@@ -3,11 +3,12 @@
 use std::sync::OnceLock;
 
 use cuda_ipc_core::sys::driver::Cuda;
+use cuda_ipc_core::sys::spawn_quiet;
 
 use crate::callers;
 use crate::exporting::Exporting;
 use crate::importing::Importing;
-use crate::report;
+use crate::{report, ucm};
 
 /// See the module's documentation.
 pub(crate) struct State {
@@ -24,7 +25,14 @@ pub(crate) fn state() -> Option<&'static State> {
             callers::pin();
             let opened = Cuda::open();
             let opened = opened.inspect_err(|error| report::warn(report::Cause::NoDriver, &format_args!("{error}")));
+            // In a thread of its own: this may be a call from inside one of UCM's callbacks, under the lock that registering another one waits for.
+            let _ = spawn_quiet("cuda-ipc-ucm", ucm::listen);
             opened.ok().map(|cuda| State { exporting: Exporting::new(cuda), importing: Importing::new(cuda) })
         })
         .as_ref()
+}
+
+/// The state if it has been made already.
+pub(crate) fn made() -> Option<&'static State> {
+    STATE.get()?.as_ref()
 }
