@@ -10,3 +10,4 @@ pub mod points;
 pub mod shim;
 pub mod snapshot;
 pub mod sweep;
+pub mod trace;
