@@ -1,11 +1,13 @@
 //! `cuda-ipc bench`: what the library's work costs against the least that the same work can cost, measured in the same run.
 //!
-//! This file is the command: for each number of chunks it starts the processes that measure, and prints what they found. What is measured, and against what,
-//! is in the file of each measurement; `bench/samples.rs` has the arithmetic.
+//! This file is the command: it parses what is to be measured and prints what was found. What is measured, and against what, is in the file of each
+//! measurement; `bench/samples.rs` has the arithmetic, `bench/machine.rs` the processor.
 
 pub(crate) mod bandwidth;
+pub(crate) mod cache;
 pub(crate) mod export;
 pub(crate) mod import;
+mod machine;
 pub(crate) mod samples;
 
 use core::time::Duration;
@@ -18,10 +20,11 @@ use crate::Role;
 use crate::chunk_sizes;
 use crate::exporter_process::{self, Exported};
 use crate::failure::Failure;
-use crate::gpu::{DriverKind, GpuFacts};
+use crate::gpu::GpuFacts;
 use crate::output;
 use crate::peer_process::PeerProcess;
 use crate::progress::Progress;
+use machine::Machine;
 
 /// Measure export, import and bandwidth against their floor.
 #[derive(clap::Args)]
@@ -38,28 +41,45 @@ enum What {
     /// cuMemRelease; then one cuMemSetAccess over all. Ours is the import of the same range from a peer that is connected already: look-ups in its
     /// table, fetches, re-checks, the same driver calls. Both are taken down outside of the timing. Floor and ours alternate in pairs, each second pair
     /// in reverse order. What a first contact adds (connect, and the first look-up in a fresh table) is measured apart.
-    Import(Common),
+    Import(Pairs),
     /// Export of N chunks and its release, against the bare calls for the same chunks; and registration inside known chunks
     ///
     /// The floor is, by hand: for each chunk cuMemRetainAllocationHandle, cuMemExportToShareableHandle, cuMemRelease; then close all fds. Ours is the
     /// export of the range, none of whose chunks is published yet, and its release. Registration is the export of 16 MiB in the middle of the range while an
     /// export of all of it is held.
-    Export(Common),
+    Export(Pairs),
     /// Copies from imported memory, against copies from local memory of cuMemAlloc, both to the same local memory
     ///
     /// Copies are queued back to back in batches; a batch is timed by the host's clock from the first call to its completion. GB/s are 1e9 copied bytes a
     /// second.
-    Bandwidth(Common),
+    Bandwidth(Pairs),
+    /// Take and end of a lease that is a hit: by window and by address, on one thread and on several, against private caches and against locks
+    ///
+    /// Exporters make the windows: one-chunk reservations, and up to 32 with as many chunks as the longest lease. All chunks are one physical chunk, mapped
+    /// again and again, so a few MiB of GPU memory do; what limits the windows is the limit of open files (an fd for each chunk), which is raised to the hard
+    /// one, and past it more exporters are started. The importer opens all windows and maps them, and then nothing but hits is measured; that there were no
+    /// misses is checked. A loop takes a lease and ends it at once: of a random window that it holds; of a random window that it finds by address in the
+    /// cache's index; by address in runs of 64 pieces of one window, as lists of descriptors are; of one window only. Threads have disjoint windows, dealt in
+    /// turn. What they are compared with: the same loop where each thread has a cache of its own with only its windows; indexes of their own that are as
+    /// large as the shared one; and an ordered map under an RwLock. All loops of a table row take turns, and every figure is over the repetitions. The
+    /// random choice is measured alone and is part of every other figure. Threads are pinned where there are enough processors.
+    Cache(cache::Args),
 }
 
 #[derive(clap::Args)]
-struct Common {
+struct Pairs {
     /// How many chunks, of 2 MiB and 20 MiB in turn; several numbers are measured one after the other
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 26, 400], value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     chunks: Vec<u32>,
     /// How many pairs of floor and ours
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     reps: u32,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(clap::Args)]
+struct Common {
     /// Print a JSON object
     #[arg(long)]
     json: bool,
@@ -74,7 +94,7 @@ struct Common {
 /// A bench's name, how a row of it is measured, and how its rows are shown.
 struct Bench<R> {
     name: &'static str,
-    measure: fn(&Common, Vec<u64>, &mut Progress) -> Measured<R>,
+    measure: fn(&Pairs, Vec<u64>, &mut Progress) -> Measured<R>,
     tables: fn(&[R]) -> Tables,
 }
 
@@ -84,48 +104,69 @@ type Measured<R> = Result<(R, GpuFacts), Failure>;
 type Tables = Vec<(&'static str, Table)>;
 
 #[derive(Serialize)]
-struct Report<R> {
+struct Report<'a, B> {
     bench: &'static str,
-    driver: DriverKind,
-    gpu: String,
-    gpu_uuid: String,
-    cuda_version: String,
-    driver_version: Option<String>,
-    kernel: String,
+    #[serde(flatten)]
+    facts: GpuFacts,
+    #[serde(flatten)]
+    machine: Machine,
     reps: u32,
+    #[serde(flatten)]
+    body: &'a B,
+}
+
+/// The body of a report that has nothing but rows.
+#[derive(Serialize)]
+struct Rows<R> {
     rows: Vec<R>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     match &args.what {
-        What::Import(common) => run_one(common, &Bench { name: "import", measure: import::measure, tables: import::tables }),
-        What::Export(common) => run_one(common, &Bench { name: "export", measure: export::measure, tables: export::tables }),
-        What::Bandwidth(common) => run_one(common, &Bench { name: "bandwidth", measure: bandwidth::rows, tables: bandwidth::tables }),
+        What::Import(pairs) => run_one(pairs, &Bench { name: "import", measure: import::measure, tables: import::tables }),
+        What::Export(pairs) => run_one(pairs, &Bench { name: "export", measure: export::measure, tables: export::tables }),
+        What::Bandwidth(pairs) => run_one(pairs, &Bench { name: "bandwidth", measure: bandwidth::rows, tables: bandwidth::tables }),
+        What::Cache(args) => cache::run(args),
     }
 }
 
-fn run_one<R: Serialize>(common: &Common, bench: &Bench<R>) -> Result<(), Failure> {
+/// Measures a row for each number of chunks.
+fn run_one<R: Serialize>(pairs: &Pairs, bench: &Bench<R>) -> Result<(), Failure> {
     let mut progress = Progress::new();
     let (mut rows, mut facts) = (Vec::new(), None);
-    for &count in &common.chunks {
-        let (row, found) = (bench.measure)(common, chunk_sizes::mixed(count), &mut progress)?;
+    for &count in &pairs.chunks {
+        let (row, found) = (bench.measure)(pairs, chunk_sizes::mixed(count), &mut progress)?;
         rows.push(row);
         facts.get_or_insert(found);
     }
     // The parser lets no empty list through.
-    let Some(GpuFacts { driver, gpu, gpu_uuid, cuda_version, driver_version, kernel }) = facts else { return Ok(()) };
-    let report = Report { bench: bench.name, driver, gpu, gpu_uuid, cuda_version, driver_version, kernel, reps: common.reps, rows };
-    if common.json { output::json(&report) } else { output::text(&text(&report, (bench.tables)(&report.rows))) }
+    let Some(facts) = facts else { return Ok(()) };
+    let tables = (bench.tables)(&rows);
+    print(&pairs.common, bench.name, facts, pairs.reps, &format!("{} pairs", pairs.reps), &Rows { rows }, tables)
 }
 
-fn text<R>(report: &Report<R>, tables: Tables) -> String {
-    let Report { bench, driver, cuda_version, gpu, kernel, reps, .. } = report;
-    let version = report.driver_version.as_ref().map_or_else(String::new, |version| format!(" {version}"));
-    let mut text = format!("bench {bench}: driver={driver}{version} (CUDA {cuda_version}), {gpu}, Linux {kernel}, {reps} pairs");
+/// Prints what was found, the way that was asked for. `about` says how it was measured.
+fn print<B: Serialize>(
+    common: &Common,
+    bench: &'static str,
+    facts: GpuFacts,
+    reps: u32,
+    about: &str,
+    body: &B,
+    tables: Tables,
+) -> Result<(), Failure> {
+    let report = Report { bench, facts, machine: Machine::of_this_process(), reps, body };
+    if common.json {
+        return output::json(&report);
+    }
+    let GpuFacts { driver, gpu, cuda_version, driver_version, kernel, .. } = &report.facts;
+    let version = driver_version.as_ref().map_or_else(String::new, |version| format!(" {version}"));
+    let machine = report.machine.line();
+    let mut text = format!("bench {bench}: driver={driver}{version} (CUDA {cuda_version}), {gpu}, {machine}, Linux {kernel}, {about}");
     for (title, table) in tables {
         text += &format!("\n\n{title}\n\n{table}");
     }
-    text
+    output::text(&text)
 }
 
 /// An empty table that can be pasted into a document.

@@ -99,7 +99,7 @@ pub(crate) fn part_of(buffer: &mut [u8], left: u64) -> &mut [u8] {
 /// Where Yama lets only ancestors fetch fds: names the command, and with it its children, as allowed too.
 ///
 /// The exporter of an application does not do this unasked; here the command is its own user.
-fn let_the_family_in() -> Result<Option<String>, Failure> {
+pub(crate) fn let_the_family_in() -> Result<Option<String>, Failure> {
     const SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
     if !std::fs::read_to_string(SCOPE).is_ok_and(|scope| scope.trim() == "1") {
         return Ok(None);

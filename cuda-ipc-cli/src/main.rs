@@ -57,6 +57,8 @@ enum Role {
     BenchImporter,
     BenchExporter,
     BenchReader,
+    BenchCacheExporter,
+    BenchCacheImporter,
 }
 
 fn main() -> ExitCode {
@@ -80,6 +82,8 @@ fn main() -> ExitCode {
                 Role::BenchImporter => bench::import::child,
                 Role::BenchExporter => bench::export::child,
                 Role::BenchReader => bench::bandwidth::child,
+                Role::BenchCacheExporter => bench::cache::exporter::child,
+                Role::BenchCacheImporter => bench::cache::importer::child,
             });
         }
     };

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::import::Settings;
 use super::samples::{Comparison, Spread, compare};
-use super::{Common, Measured, Tables, start_exporter, table};
+use super::{Measured, Pairs, Tables, start_exporter, table};
 use crate::Role;
 use crate::demo::importer::{DEADLINE, decode};
 use crate::failure::Failure;
@@ -31,10 +31,10 @@ pub(super) struct Row {
     gbps: Comparison,
 }
 
-pub(super) fn rows(common: &Common, sizes: Vec<u64>, progress: &mut Progress) -> Measured<Row> {
-    let (exporter, exported) = start_exporter(common, sizes, progress)?;
-    let settings = Settings { rkey: exported.rkey, reps: common.reps };
-    let mut reader = PeerProcess::start(Role::BenchReader, &settings, common.silence())?;
+pub(super) fn rows(pairs: &Pairs, sizes: Vec<u64>, progress: &mut Progress) -> Measured<Row> {
+    let (exporter, exported) = start_exporter(&pairs.common, sizes, progress)?;
+    let settings = Settings { rkey: exported.rkey, reps: pairs.reps };
+    let mut reader = PeerProcess::start(Role::BenchReader, &settings, pairs.common.silence())?;
     let row = reader.receive(progress)?;
     progress.finish();
     reader.finish()?;

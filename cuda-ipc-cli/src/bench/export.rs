@@ -7,7 +7,7 @@ use cuda_ipc_core::exporter::{Exporter, ExporterOptions};
 use serde::{Deserialize, Serialize};
 
 use super::samples::{Comparison, Spread, compare, micros};
-use super::{Common, Measured, Tables, table};
+use super::{Measured, Pairs, Tables, table};
 use crate::Role;
 use crate::failure::Failure;
 use crate::gpu::{Chunks, Gpu};
@@ -43,9 +43,9 @@ pub(super) struct Row {
     registered_chunks: usize,
 }
 
-pub(super) fn measure(common: &Common, sizes: Vec<u64>, progress: &mut Progress) -> Measured<Row> {
-    let settings = Settings { device: common.device, sizes, reps: common.reps };
-    let mut exporter = PeerProcess::start(Role::BenchExporter, &settings, common.silence())?;
+pub(super) fn measure(pairs: &Pairs, sizes: Vec<u64>, progress: &mut Progress) -> Measured<Row> {
+    let settings = Settings { device: pairs.common.device, sizes, reps: pairs.reps };
+    let mut exporter = PeerProcess::start(Role::BenchExporter, &settings, pairs.common.silence())?;
     let found = exporter.receive(progress)?;
     progress.finish();
     exporter.finish()?;

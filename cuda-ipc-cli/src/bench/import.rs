@@ -8,7 +8,7 @@ use cuda_ipc_core::importer::{Access, Deadline, Import, ImportError, Peer};
 use serde::{Deserialize, Serialize};
 
 use super::samples::{Comparison, Spread, compare, micros};
-use super::{Common, Measured, Tables, start_exporter, table};
+use super::{Measured, Pairs, Tables, start_exporter, table};
 use crate::Role;
 use crate::demo::importer::{DEADLINE, decode};
 use crate::failure::Failure;
@@ -40,10 +40,10 @@ pub(super) struct Row {
     known_lookup: Spread,
 }
 
-pub(super) fn measure(common: &Common, sizes: Vec<u64>, progress: &mut Progress) -> Measured<Row> {
-    let (exporter, exported) = start_exporter(common, sizes, progress)?;
-    let settings = Settings { rkey: exported.rkey, reps: common.reps };
-    let mut importer = PeerProcess::start(Role::BenchImporter, &settings, common.silence())?;
+pub(super) fn measure(pairs: &Pairs, sizes: Vec<u64>, progress: &mut Progress) -> Measured<Row> {
+    let (exporter, exported) = start_exporter(&pairs.common, sizes, progress)?;
+    let settings = Settings { rkey: exported.rkey, reps: pairs.reps };
+    let mut importer = PeerProcess::start(Role::BenchImporter, &settings, pairs.common.silence())?;
     let row = importer.receive(progress)?;
     progress.finish();
     importer.finish()?;
