@@ -53,6 +53,7 @@ const FEATURE_SETS: &[&str] = &[
     "--package cuda-ipc-core",
     "--package cuda-ipc-cache",
     "--package cuda-ipc-ffi",
+    "--package cuda-ipc-preload",
     "--package cuda-ipc-cli",
 ];
 /// Runs of the demo; each must verify what it shared.

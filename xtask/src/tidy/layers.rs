@@ -16,6 +16,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("cuda-ipc-tests", &["cuda-ipc-cache", "cuda-ipc-core", "cuda-driver-sys", "pidfd-sys"]),
     ("fake-cuda", &["cuda-driver-sys"]),
     ("fake-nvml", &[]),
+    ("syscall-shim", &[]),
     ("xtask", &[]),
 ];
 
