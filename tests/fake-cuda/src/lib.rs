@@ -2,7 +2,7 @@
 //!
 //! Processes that use one directory (`FAKE_CUDA_DIR`) share a fake machine with one or more devices: what one allocates, exports or imports, the
 //! others see in free memory, and can import. Device memory is a sparse file per device, device addresses are inaccessible reservations, and all bytes
-//! move through the driver. It answers as an H200 with driver 580 does where that is known; `tests/tests/conformance.rs` runs the same questions on
+//! move through the driver. It answers as an H200 with driver 580 does where that is known; `tests/tests/conformance` runs the same questions on
 //! both. Faults, delays, counters and asynchronous completion are at a test's command (`fault.rs`, `control.rs`, `stream.rs`).
 //!
 //! Layers, each using the ones before: `file`, `layout`, `arena`, `registry`, `chunks`, `export` make the shared machine; `space`, `vmm`, `memory`,
