@@ -44,7 +44,12 @@ impl Memory {
 
     /// Makes a chunk of these handle types at `offset`.
     pub fn map_types(&mut self, offset: u64, len: u64, types: u32) -> Answer {
-        let handle = self.cuda.mem_create(size(len), 0, types)?;
+        self.map_on(0, offset, len, types)
+    }
+
+    /// As [`Memory::map_types`], of another device's memory; the first device has access.
+    pub fn map_on(&mut self, device: i32, offset: u64, len: u64, types: u32) -> Answer {
+        let handle = self.cuda.mem_create(size(len), device, types)?;
         let mapped = self.cuda.mem_map(self.base + offset, size(len), 0, handle);
         self.cuda.mem_release(handle)?;
         mapped?;

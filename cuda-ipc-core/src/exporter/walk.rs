@@ -118,7 +118,8 @@ impl Runner<'_> {
     fn describe(&mut self, address: u64) -> Result<Option<ChunkFacts>, Cause> {
         self.shared.lock().restart_walk(self.walk);
         let facts = match self.shareable(address) {
-            Err(Cause::Hole) => return Ok(None),
+            // Inside a reservation, nothing is a hole, whatever the driver says of unmapped addresses.
+            Err(Cause::Hole | Cause::NotDeviceMemory) => return Ok(None),
             other => other?,
         };
         self.ordinal = facts.device;
@@ -133,6 +134,8 @@ impl Runner<'_> {
             PointerFacts { managed: true, .. } => Err(Cause::Managed),
             PointerFacts { buffer_id: 0, range_len: 0, .. } => Err(Cause::NotDeviceMemory),
             PointerFacts { device_memory: false, handle_types: 0, range_len: 0, .. } => Err(Cause::NotDeviceMemory),
+            // Pinned host memory, which the driver knows by address, id and range.
+            PointerFacts { device_memory: false, handle_types: 0, buffer_id: 1.., .. } => Err(Cause::NotDeviceMemory),
             PointerFacts { pool: true, .. } => Err(if posix { Cause::PosixPool } else { Cause::PoolWithoutHandle }),
             PointerFacts { legacy: true, .. } => Err(Cause::Legacy),
             _ if posix => Ok(facts),

@@ -62,6 +62,10 @@ impl Server {
                 let types = u32::try_from(types).map_err(text)?;
                 done(self.memory(memory)?.map_types(offset, len, types))
             }
+            ("map_device", &[memory, offset, len, device]) => {
+                let device = i32::try_from(device).map_err(text)?;
+                done(self.memory(memory)?.map_on(device, offset, len, crate::memory::POSIX_FD))
+            }
             ("unmap", &[memory, offset]) => done(self.memory(memory)?.unmap(offset)),
             ("unreserve", &[memory]) => {
                 self.memories[at(memory)] = None;
@@ -104,6 +108,8 @@ impl Server {
             }
 
             // the process
+            ("snapshot", []) => Ok(format!("{:?}", snapshot::Snapshot::take(&self.fake))),
+            ("lose_first_thread", []) => done(lose_first_thread()),
             ("calls", []) => Ok(self.fake.calls(words[0]).to_string()),
             ("fds", []) => Ok(snapshot::open_fds().len().to_string()),
             ("limit", &[soft]) => {
@@ -157,6 +163,24 @@ impl Server {
         };
         address.map(|address| address.to_string()).map_err(text)
     }
+}
+
+/// Ends this process's first thread, and only that one.
+fn lose_first_thread() -> std::io::Result<()> {
+    extern "C" fn end_thread(_signal: i32) {
+        // SAFETY: exit(2) of the calling thread; nothing of the process is touched.
+        unsafe { libc::syscall(libc::SYS_exit, 0) };
+    }
+    let handler: extern "C" fn(i32) = end_thread;
+    // SAFETY: a handler that only makes a system call.
+    unsafe { libc::signal(libc::SIGUSR2, handler as libc::sighandler_t) };
+    let pid = i64::from(std::process::id());
+    // SAFETY: a signal to a thread of this process that has a handler.
+    if unsafe { libc::syscall(libc::SYS_tgkill, pid, pid, libc::SIGUSR2) } != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    let gone = || pidfd_sys::process_stat(std::process::id()).is_ok_and(|stat| stat.state == b'Z');
+    if snapshot::wait_until(Duration::from_secs(5), gone) { Ok(()) } else { Err(std::io::ErrorKind::TimedOut.into()) }
 }
 
 fn text(error: impl core::fmt::Debug) -> String {

@@ -36,6 +36,13 @@ impl Server {
                 let file = std::fs::File::open(words[1]).map_err(text)?;
                 done(put(file.as_raw_fd(), number))
             }
+            // Puts a memory file there that is no table.
+            ("put_memfd", &[number, len]) => done(memory_file(words[2], len).and_then(|file| put(file.as_raw_fd(), number))),
+            // Puts one end of a pipe there.
+            ("put_pipe", &[number]) => {
+                let (read, _write) = std::io::pipe().map_err(text)?;
+                done(put(read.as_raw_fd(), number))
+            }
             // Puts the fd of a chunk there that was not exported by the exporter.
             ("put_chunk", &[number, memory, offset]) => {
                 let cuda = self.cuda;
@@ -56,6 +63,24 @@ impl Server {
             _ => Err(format!("not understood: {what} {words:?}")),
         }
     }
+}
+
+/// A memory file of `len` bytes: `plain`, `sealed` as a table is, or `huge` and sealed.
+fn memory_file(kind: &str, len: u64) -> std::io::Result<std::fs::File> {
+    use std::os::fd::FromRawFd;
+    let huge = if kind == "huge" { libc::MFD_HUGETLB } else { 0 };
+    // SAFETY: a C string and flags.
+    let fd = unsafe { libc::memfd_create(c"not-a-table".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | huge) };
+    check(fd)?;
+    // SAFETY: made just now.
+    let file = unsafe { std::fs::File::from_raw_fd(fd) };
+    file.set_len(len)?;
+    if kind != "plain" {
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL;
+        // SAFETY: an fd that is open, and numbers.
+        check(unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, seals) })?;
+    }
+    Ok(file)
 }
 
 fn put(file: i32, number: u64) -> Result<(), std::io::Error> {
