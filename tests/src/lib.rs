@@ -7,6 +7,7 @@ pub mod importer;
 pub mod memory;
 pub mod pattern;
 pub mod points;
+pub mod raw_table;
 pub mod shim;
 pub mod snapshot;
 pub mod sweep;
