@@ -16,16 +16,8 @@ const HEADER_LEN: usize = 32;
 const ENTRY_LEN: usize = 16;
 
 /// Header words, by name.
-pub const HEADER: [(&str, usize); 8] = [
-    ("magic", 0),
-    ("version", 1),
-    ("nonce", 2),
-    ("entries", 3),
-    ("root", 4),
-    ("leaves", 5),
-    ("leaf_len", 6),
-    ("births", 16),
-];
+pub const HEADER: [(&str, usize); 8] =
+    [("magic", 0), ("version", 1), ("nonce", 2), ("entries", 3), ("root", 4), ("leaves", 5), ("leaf_len", 6), ("births", 16)];
 
 /// See the module's documentation.
 #[derive(Debug)]

@@ -134,15 +134,15 @@ fn case_table(case: &str, table: &'static RawTable, base: u64, fds: &[u32]) -> K
         // Tables that never stand still.
         "restless state" => {
             let at = RawTable::entry_start(1);
-            std::thread::spawn(move || (2..).for_each(|generation: u64| table.put(at, generation << 2 | 1)));
+            restless(move |round| table.put(at, (round + 2) << 2 | 1));
         }
         "restless births" => {
             table.put(leaf, 0);
-            std::thread::spawn(move || (1..).for_each(|births| table.put(16, births)));
+            restless(move |round| table.put(16, round));
         }
         "restless length" => {
             let at = RawTable::entry_start(1) + 3;
-            std::thread::spawn(move || (0_u64..).for_each(|round| table.put(at, (round % 3) * 2 * MIB)));
+            restless(move |round| table.put(at, (round % 3) * 2 * MIB));
         }
         // Thousands of entries for one fd.
         "crowd" => {
@@ -158,6 +158,17 @@ fn case_table(case: &str, table: &'static RawTable, base: u64, fds: &[u32]) -> K
         other => panic!("no case {other}"),
     }
     key
+}
+
+/// Changes something as fast as it can until the process ends.
+fn restless(change: impl Fn(u64) + Send + 'static) {
+    std::thread::spawn(move || {
+        let mut round = 0;
+        loop {
+            round += 1;
+            change(round);
+        }
+    });
 }
 
 fn import(importer: &Importer, key: &Key, len: u64, limit: Duration) -> Result<Import, ImportError> {
