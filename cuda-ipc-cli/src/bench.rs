@@ -6,6 +6,7 @@
 pub(crate) mod bandwidth;
 pub(crate) mod cache;
 pub(crate) mod export;
+pub(crate) mod give_back;
 pub(crate) mod import;
 mod machine;
 pub(crate) mod samples;
@@ -64,6 +65,13 @@ enum What {
     /// large as the shared one; and an ordered map under an RwLock. All loops of a table row take turns, and every figure is over the repetitions. The
     /// random choice is measured alone and is part of every other figure. Threads are pinned where there are enough processors.
     Cache(cache::Args),
+    /// How long memory that the exporter has freed stays with an idle importer, as a third process sees it
+    ///
+    /// An exporter shares memory in chunks of 20 MiB; an importer leases all of it, ends the lease and does nothing more. Then the exporter frees: having
+    /// retired the range; or without a word, so that its own sweep has to find it; or it is killed. The third process asks for the free memory of the GPU every
+    /// millisecond until it is what it was before the memory was made, less than one chunk missing; all contexts exist by then. The time begins when the
+    /// driver's unmap has returned in the exporter, or when the kill was sent. For comparison the importer unmaps as much memory of its own, chunk by chunk.
+    GiveBack(give_back::Args),
 }
 
 #[derive(clap::Args)]
@@ -127,6 +135,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         What::Export(pairs) => run_one(pairs, &Bench { name: "export", measure: export::measure, tables: export::tables }),
         What::Bandwidth(pairs) => run_one(pairs, &Bench { name: "bandwidth", measure: bandwidth::rows, tables: bandwidth::tables }),
         What::Cache(args) => cache::run(args),
+        What::GiveBack(args) => give_back::run(args),
     }
 }
 

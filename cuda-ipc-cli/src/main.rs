@@ -59,6 +59,9 @@ enum Role {
     BenchReader,
     BenchCacheExporter,
     BenchCacheImporter,
+    BenchGiveBackExporter,
+    BenchGiveBackImporter,
+    BenchWatcher,
 }
 
 fn main() -> ExitCode {
@@ -84,6 +87,9 @@ fn main() -> ExitCode {
                 Role::BenchReader => bench::bandwidth::child,
                 Role::BenchCacheExporter => bench::cache::exporter::child,
                 Role::BenchCacheImporter => bench::cache::importer::child,
+                Role::BenchGiveBackExporter => bench::give_back::exporter::child,
+                Role::BenchGiveBackImporter => bench::give_back::importer::child,
+                Role::BenchWatcher => bench::give_back::watcher::child,
             });
         }
     };

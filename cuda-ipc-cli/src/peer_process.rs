@@ -130,6 +130,19 @@ impl PeerProcess {
         matches!(self.child.try_wait(), Ok(Some(_))).then(|| self.ended("has ended"))
     }
 
+    /// Kills the child, as `kill -9` does; it is still to be reaped.
+    pub(crate) fn kill(&mut self) -> Result<(), Failure> {
+        self.child.kill().map_err(Failure::at("killing a child"))
+    }
+
+    /// Waits, not for ever, until a child that was killed is gone.
+    pub(crate) fn reap(&mut self) {
+        let start = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) && start.elapsed() < EXIT_TIME {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
     fn failed(&mut self, failure: Failure) -> Failure {
         let name = self.name.clone();
         let failure = match failure {
@@ -226,11 +239,16 @@ pub(crate) struct Link {
 impl Link {
     /// The next value from the command.
     pub(crate) fn receive<T: DeserializeOwned>(&mut self) -> Result<T, Failure> {
+        self.receive_unless_ended()?.ok_or_else(|| Failure::new("reading from the command", "it has ended"))
+    }
+
+    /// The next value from the command; `None` if it no longer needs this process.
+    pub(crate) fn receive_unless_ended<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Failure> {
         let step = "reading from the command";
         let mut line = String::new();
         match io::stdin().lock().read_line(&mut line) {
-            Ok(0) => Err(Failure::new(step, "it has ended")),
-            Ok(_) => serde_json::from_str(&line).map_err(Failure::at(step)),
+            Ok(0) => Ok(None),
+            Ok(_) => serde_json::from_str(&line).map(Some).map_err(Failure::at(step)),
             Err(error) => Err(Failure::new(step, error)),
         }
     }

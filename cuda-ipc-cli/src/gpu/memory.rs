@@ -1,5 +1,8 @@
 //! Device memory that frees itself.
 
+use core::time::Duration;
+use std::time::Instant;
+
 use cuda_driver_sys::CUresult;
 use cuda_ipc_core::table::GRANULE;
 
@@ -43,6 +46,18 @@ impl<'g> Chunks<'g> {
 
     pub(crate) const fn len(&self) -> u64 {
         self.len
+    }
+
+    /// Unmaps all, `step` bytes by a call, which have to be whole chunks, and gives the reservation back; says how long the unmapping took.
+    pub(crate) fn free(mut self, step: u64) -> Result<Duration, Failure> {
+        let start = Instant::now();
+        while self.mapped != 0 {
+            let len = step.min(self.mapped);
+            // From the end, so that what is left is still one piece.
+            self.gpu.unmap(self.address + self.mapped - len, len).map_err(self.gpu.at("unmapping chunks"))?;
+            self.mapped -= len;
+        }
+        Ok(start.elapsed())
     }
 }
 
