@@ -96,8 +96,9 @@ impl Shared {
 
     /// Unmaps what is idle in a closed window, and forgets it once it has nothing.
     pub(crate) fn settle(&self, window: &Window) {
-        window.close();
+        let reclaimed = window.close();
         self.forget_settled();
+        self.come_back(reclaimed);
     }
 
     fn forget_settled(&self) {
@@ -117,8 +118,15 @@ impl Shared {
         if window.is_closed() {
             self.settle(window);
         } else if !self.options.keep_idle {
-            window.reclaim(None);
+            self.come_back(window.reclaim(None));
         } else {
+            self.unsettle();
+        }
+    }
+
+    /// Has the sweeper try again what could not be done now, if anything.
+    pub(crate) fn come_back(&self, reclaimed: Reclaimed) {
+        if reclaimed.draining || reclaimed.refused {
             self.unsettle();
         }
     }

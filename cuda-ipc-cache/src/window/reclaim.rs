@@ -78,13 +78,14 @@ impl Window {
             return busy();
         }
         loop {
-            let Some(chunk) = self.lock().mapped.get(&head).copied().filter(|chunk| chunk.retiring.is_some()) else { return Ok(()) };
+            let retiring = |inner: &Locked<'_>| inner.mapped.get(&head).copied().filter(|chunk| chunk.retiring.is_some());
+            let Some(chunk) = retiring(&self.lock()) else { return Ok(()) };
             // Asked without a lock: it may call the driver.
             let running = chunk.drain.is_some_and(|ticket| !self.cache.is_drained(ticket));
             let left = deadline.remaining();
             let inner = self.lock();
-            // Looked at under the lock: an end of a retiring chunk's last lease passes through it.
-            if self.leases(head) == 0 && !running {
+            // Looked at under the lock: an end of a retiring chunk's last lease passes through it. Another chunk may be there by now.
+            if self.leases(head) == 0 && !running || retiring(&inner).is_none() {
                 return Ok(());
             }
             if left.is_zero() {
@@ -135,7 +136,8 @@ impl Window {
     /// Unmaps idle chunks with heads in `first..end`: what ending a lease does where nothing idle is kept.
     #[cold]
     pub(super) fn reclaim_idle(&self, first: u32, end: u32) {
-        self.reclaim_range((first, end.saturating_sub(1)), Some(UnmapCause::Limit), || false);
+        let reclaimed = self.reclaim_range((first, end.saturating_sub(1)), Some(UnmapCause::Limit), || false);
+        self.cache.come_back(reclaimed);
     }
 
     /// Does what somebody left undone who has passed by a flight over `first..=last`.
@@ -206,8 +208,9 @@ impl Window {
         self.mark_retiring(head, cause);
         let leased = self.leases(head) != 0;
         if leased || self.is_in_use(head) {
-            // A live chunk that is in use stays usable when a limit asked; a dead or purged one refuses new leases from now on.
-            if chunk.retiring.is_none() && cause == UnmapCause::Limit {
+            // A live chunk that is in use stays usable when a limit asked; a dead or purged one refuses new leases from now on. So does one that is only
+            // waiting for running work where nothing idle is kept: no lease will end and bring somebody back.
+            if chunk.retiring.is_none() && cause == UnmapCause::Limit && (leased || self.cache.keeps_idle()) {
                 self.revive(head);
                 return nothing;
             }
@@ -378,7 +381,10 @@ impl AddAssign for Reclaimed {
 impl Drop for Window {
     fn drop(&mut self) {
         // No lease borrows the window any more. In a forked child nothing here is ours, and neither call does anything.
-        self.reclaim(Some(UnmapCause::Purged));
+        while self.reclaim(Some(UnmapCause::Purged)).draining {
+            // Nobody comes after this. Running work ends by itself.
+            std::thread::sleep(POLL);
+        }
         self.release_address_space();
     }
 }
