@@ -4,6 +4,7 @@ pub mod driver;
 pub mod exporter;
 pub mod hooked;
 pub mod importer;
+pub mod interleave;
 pub mod memory;
 pub mod pattern;
 pub mod points;

@@ -39,6 +39,12 @@ impl Snapshot {
         }
     }
 
+    /// Without pipes, where processes come and go with which this one talks.
+    pub fn without_pipes(mut self) -> Self {
+        self.fds.retain(|_, link| !link.to_string_lossy().starts_with("pipe:"));
+        self
+    }
+
     /// Panics unless the process has now what it had then.
     #[track_caller]
     pub fn assert_unchanged(&self, fake: &Fake, after: &str) {

@@ -20,8 +20,15 @@ pub fn serve(me: &Inside) {
     let cuda = Cuda::start();
     cuda.enter_primary(0);
     let core = driver::Cuda::open().expect("a driver");
-    let mut server =
-        Server { cuda, core, fake: Fake::find().expect("the fake driver"), exporter: None, memories: Vec::new(), exports: Vec::new() };
+    let mut server = Server {
+        cuda,
+        core,
+        fake: Fake::find().expect("the fake driver"),
+        exporter: None,
+        memories: Vec::new(),
+        exports: Vec::new(),
+        placed: Vec::new(),
+    };
     me.tell("ready");
     while let Some(request) = me.listen() {
         let words: Vec<&str> = request.split(' ').collect();
@@ -41,6 +48,8 @@ struct Server {
     exporter: Option<Exporter>,
     memories: Vec<Option<Memory>>,
     exports: Vec<Option<Export>>,
+    /// Numbers under which files were put that nobody owns.
+    placed: Vec<i32>,
 }
 
 impl Server {
@@ -87,6 +96,13 @@ impl Server {
                 self.exports.clear();
                 self.exporter = None;
                 done(Ok::<_, &str>(()))
+            }
+            // A new exporter, and no fd of an application's left.
+            ("renew", []) => {
+                self.exports.clear();
+                self.exporter = None;
+                self.close_placed()?;
+                done(self.exporter().map(drop))
             }
             ("export", &[memory, offset, len]) => {
                 let address = self.memory(memory)?.base() + offset;

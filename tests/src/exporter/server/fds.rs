@@ -4,7 +4,7 @@
 //! The unsafe here is close, dup2 and close_range on numbers that somebody else may own. That is what these requests are for; this process has no owner
 //! of an fd that minds, except the exporter under test.
 
-use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 
 use super::{Answer, Server, done, text};
 use crate::snapshot;
@@ -34,14 +34,14 @@ impl Server {
             // Puts an unrelated file where another fd was, or is.
             ("put", &[number]) => {
                 let file = std::fs::File::open(words[1]).map_err(text)?;
-                done(put(file.as_raw_fd(), number))
+                done(self.put(file.into(), number))
             }
             // Puts a memory file there that is no table.
-            ("put_memfd", &[number, len]) => done(memory_file(words[2], len).and_then(|file| put(file.as_raw_fd(), number))),
+            ("put_memfd", &[number, len]) => done(memory_file(words[2], len).and_then(|file| self.put(file.into(), number))),
             // Puts one end of a pipe there.
             ("put_pipe", &[number]) => {
                 let (read, _write) = std::io::pipe().map_err(text)?;
-                done(put(read.as_raw_fd(), number))
+                done(self.put(read.into(), number))
             }
             // Puts the fd of a chunk there that was not exported by the exporter.
             ("put_chunk", &[number, memory, offset]) => {
@@ -50,12 +50,8 @@ impl Server {
                 let handle = cuda.mem_retain(address).map_err(text)?;
                 let exported = cuda.mem_export_fd(handle).map_err(text)?;
                 cuda.mem_release(handle).map_err(text)?;
-                let placed = put(exported, number);
-                if fd(number) != exported {
-                    // SAFETY: the driver has just made this fd for us.
-                    unsafe { libc::close(exported) };
-                }
-                done(placed)
+                // SAFETY: the driver has just made this fd for us.
+                done(self.put(unsafe { OwnedFd::from_raw_fd(exported) }, number))
             }
             ("link", &[number]) => {
                 std::fs::read_link(format!("/proc/self/fd/{number}")).map(|link| link.display().to_string()).map_err(text)
@@ -63,11 +59,33 @@ impl Server {
             _ => Err(format!("not understood: {what} {words:?}")),
         }
     }
+
+    /// Closes what was put somewhere.
+    pub(super) fn close_placed(&mut self) -> Result<(), String> {
+        for number in self.placed.drain(..) {
+            // SAFETY: see the module's chapter.
+            check(unsafe { libc::close(number) }).map_err(text)?;
+        }
+        Ok(())
+    }
+
+    /// Puts a file under a number, whatever is there; it stays when everybody else has let go of it.
+    fn put(&mut self, file: OwnedFd, number: u64) -> std::io::Result<()> {
+        // The lowest free number may be just the one.
+        if fd(number) == file.as_raw_fd() {
+            let _ = file.into_raw_fd();
+        } else {
+            // SAFETY: see the module's chapter.
+            check(unsafe { libc::dup3(file.as_raw_fd(), fd(number), libc::O_CLOEXEC) })?;
+        }
+        self.placed.retain(|&placed| placed != fd(number));
+        self.placed.push(fd(number));
+        Ok(())
+    }
 }
 
 /// A memory file of `len` bytes: `plain`, `sealed` as a table is, or `huge` and sealed.
 fn memory_file(kind: &str, len: u64) -> std::io::Result<std::fs::File> {
-    use std::os::fd::FromRawFd;
     let huge = if kind == "huge" { libc::MFD_HUGETLB } else { 0 };
     // SAFETY: a C string and flags.
     let fd = unsafe { libc::memfd_create(c"not-a-table".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | huge) };
@@ -81,14 +99,6 @@ fn memory_file(kind: &str, len: u64) -> std::io::Result<std::fs::File> {
         check(unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, seals) })?;
     }
     Ok(file)
-}
-
-fn put(file: i32, number: u64) -> Result<(), std::io::Error> {
-    if fd(number) == file {
-        return Ok(());
-    }
-    // SAFETY: see the module's chapter.
-    check(unsafe { libc::dup3(file, fd(number), libc::O_CLOEXEC) })
 }
 
 fn check(rc: i32) -> Result<(), std::io::Error> {
