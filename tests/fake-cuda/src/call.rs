@@ -18,7 +18,8 @@ pub(crate) enum Phase {
     Any,
     /// After `cuInit`.
     Ready,
-    /// After `cuInit`, and not while a stream capture forbids it. `cuMemAlloc` is so; the calls around it that nobody asked a GPU about are taken to be.
+    /// After `cuInit`, and not while a stream capture forbids it. Allocating and freeing are so; that legacy IPC and
+    /// registering are too, nobody has asked a GPU.
     Unsafe,
 }
 

@@ -1,10 +1,10 @@
 //! Contexts: one primary per device, more by `cuCtxCreate`, and each thread's stack of current ones.
 //!
 //! A context is a number. The number of a device's primary context never changes; its id (`cuCtxGetId`) does with every new life. Work that touched
-//! memory which was not there any more ends a context's usefulness: from then on its work fails with the same code.
+//! memory which was not there any more breaks a context: from then on everything fails in it but virtual memory management and pointer attributes.
 
 use core::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cuda_driver_sys::{CUcontext, CUctx_st, CUresult};
 
@@ -20,12 +20,13 @@ pub(crate) struct Context {
     /// Retains of a primary context; 1 for others.
     users: u64,
     primary: bool,
-    broken: Option<CUresult>,
 }
 
 /// All contexts of the process.
 pub(crate) struct Contexts {
     live: BTreeMap<u64, Context>,
+    /// Numbers of broken ones, for ever: a primary context comes back as it went.
+    broken: BTreeSet<u64>,
     next: u64,
     next_id: u64,
 }
@@ -35,13 +36,13 @@ const STEP: u64 = 0x100;
 
 impl Contexts {
     pub(crate) fn new(devices: usize) -> Self {
-        Self { live: BTreeMap::new(), next: primary(devices), next_id: 1 }
+        Self { live: BTreeMap::new(), broken: BTreeSet::new(), next: primary(devices), next_id: 1 }
     }
 
     fn add(&mut self, number: u64, device: usize, primary: bool) {
         let id = self.next_id;
         self.next_id += 1;
-        self.live.insert(number, Context { device, id, users: 1, primary, broken: None });
+        self.live.insert(number, Context { device, id, users: 1, primary });
     }
 
     /// Whether the number was ever a context.
@@ -102,18 +103,22 @@ impl Process {
         self.contexts.get(number).map(|context| (number, context.device))
     }
 
-    /// The code with which all work of the context fails, once any has touched memory that was gone.
+    /// As [`Process::current`], for what a broken context refuses.
+    pub(crate) fn working(&self) -> Result<(u64, usize), CUresult> {
+        let current = self.current()?;
+        self.check_context(current.0)?;
+        Ok(current)
+    }
+
+    /// The code with which the context refuses, once its work has touched memory that was gone.
     pub(crate) fn check_context(&self, number: u64) -> Answer {
-        self.contexts.live.get(&number).and_then(|context| context.broken).map_or(Ok(()), Err)
+        if self.contexts.broken.contains(&number) { Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS) } else { Ok(()) }
     }
 
     /// Makes it so.
     pub(crate) fn break_context(&mut self, number: u64) -> CUresult {
-        const CODE: CUresult = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
-        if let Some(context) = self.contexts.live.get_mut(&number) {
-            context.broken = Some(CODE);
-        }
-        CODE
+        self.contexts.broken.insert(number);
+        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
     }
 
     fn destroy_context(&mut self, number: u64) {
@@ -136,6 +141,7 @@ pub(crate) fn primary_retain(out: Out<CUcontext>, device: i32) -> Answer {
     let mut process = process::lock()?;
     let device = process.device(device)?;
     let number = primary(device);
+    process.check_context(number)?;
     match process.contexts.live.get_mut(&number) {
         Some(context) => context.users += 1,
         None => process.contexts.add(number, device, true),

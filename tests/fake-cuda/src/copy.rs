@@ -16,7 +16,7 @@ use cuda_driver_sys::{CUmemcpyAttributes_v1, CUresult, CUstream_st};
 use crate::abi::{Answer, Handle, INVALID, In, List, Out};
 use crate::file;
 use crate::process::{self, Process};
-use crate::space::{Access, Place};
+use crate::space::{Access, Kind, Place};
 use crate::stream::{StreamId, Work};
 
 /// Bytes at an address of this process.
@@ -105,7 +105,8 @@ impl Process {
     /// The bytes of a range, if all of it may be touched that way by the device.
     fn spans(&self, (address, side): End, len: u64, right: u64, device: usize) -> Result<Vec<Span>, CUresult> {
         let end = address.checked_add(len).ok_or(INVALID)?;
-        let reservation = |at| self.space.reservation_at(at).map(|(base, reservation)| (base, reservation.by_user));
+        let reservation = |at| self.space.reservation_at(at).map(|(base, _)| base);
+        let is_vmm = |at| self.space.mapping_at(at).is_some_and(|(_, mapping)| matches!(mapping.kind, Kind::Vmm { .. }));
         let first = reservation(address);
         if first.is_none() && self.space.mapping_at(address).is_none() {
             let host =
@@ -116,9 +117,8 @@ impl Process {
         let mut at = address;
         while at < end {
             let (base, mapping) = self.space.mapping_at(at).ok_or(INVALID)?;
-            // From one reservation into the next only where both are the application's: allocations are each for itself.
-            let here = reservation(at);
-            let beyond = here != first && !(here.is_some_and(|here| here.1) && first.is_some_and(|first| first.1));
+            // From one reservation into the next only where the application mapped both: allocations are each for itself.
+            let beyond = reservation(at) != first && !(is_vmm(at) && is_vmm(address));
             if beyond || mapping.access.of(device) & right == 0 {
                 return Err(INVALID);
             }
@@ -134,7 +134,7 @@ impl Process {
     }
 
     fn copy_transfer(&mut self, to: End, from: End, len: u64) -> Result<Transfer, CUresult> {
-        let (_, device) = self.current()?;
+        let (_, device) = self.working()?;
         let source = self.spans(from, len, Access::READ, device)?;
         let target = self.spans(to, len, Access::WRITE, device)?;
         let number = self.copies.begin(vec![(to.0, len), (from.0, len)]);
@@ -143,7 +143,7 @@ impl Process {
     }
 
     fn fill_transfer(&mut self, to: u64, pattern: u32, width: u64, len: u64) -> Result<Transfer, CUresult> {
-        let (_, device) = self.current()?;
+        let (_, device) = self.working()?;
         if !to.is_multiple_of(width) {
             return Err(INVALID);
         }
@@ -251,13 +251,11 @@ fn at(offset: u64) -> usize {
 
 fn now(make: impl FnOnce(&mut Process) -> Result<Transfer, CUresult>, len: usize) -> Answer {
     let mut process = process::lock()?;
-    let (context, _) = process.current()?;
-    process.check_context(context)?;
+    let (context, _) = process.working()?;
     if len == 0 {
         return Ok(());
     }
     process = Process::finish_blocking(process, context);
-    process.check_context(context)?;
     let transfer = make(&mut process)?;
     drop(process);
     transfer.finish(context)
@@ -266,7 +264,6 @@ fn now(make: impl FnOnce(&mut Process) -> Result<Transfer, CUresult>, len: usize
 fn later(make: impl FnOnce(&mut Process) -> Result<Transfer, CUresult>, len: usize, stream: Handle<CUstream_st>) -> Answer {
     let mut process = process::lock()?;
     let stream: StreamId = process.stream(stream.id())?;
-    process.check_context(process.streams.context(stream))?;
     if len == 0 {
         return Ok(());
     }

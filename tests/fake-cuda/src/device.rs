@@ -102,7 +102,7 @@ pub(crate) fn attribute(out: Out<i32>, attribute: CUdevice_attribute, device: i3
 /// `cuMemGetInfo_v2`: free memory as every process of the fake machine sees it.
 pub(crate) fn memory_info(free: Out<usize>, total: Out<usize>) -> Answer {
     let process = process::lock()?;
-    let (_, device) = process.current()?;
+    let (_, device) = process.working()?;
     let gpu = process.devices[device];
     let mut locked = process.registry.lock();
     locked.sweep();

@@ -6,9 +6,8 @@ use crate::abi::{Answer, Handle, Out, handle};
 use crate::process::{self, Process};
 
 /// One event.
-#[derive(Default)]
 pub(crate) struct Event {
-    /// The queue entry it stands for, and the context of its stream.
+    /// The queue entry it stands for.
     at: u64,
     context: u64,
 }
@@ -19,10 +18,10 @@ const FIRST_EVENT: u64 = 0xe7_0000_0000;
 pub(crate) fn create(out: Out<CUevent>, _flags: u32) -> Answer {
     out.check()?;
     let mut process = process::lock()?;
-    process.current()?;
+    let (context, _) = process.working()?;
     process.streams.last_handle += 0x100;
     let number = FIRST_EVENT + process.streams.last_handle;
-    process.streams.events.insert(number, Event::default());
+    process.streams.events.insert(number, Event { at: 0, context });
     out.set(handle(number))
 }
 
@@ -31,9 +30,8 @@ pub(crate) fn record(event: Handle<CUevent_st>, stream: Handle<CUstream_st>) -> 
     let mut process = process::lock()?;
     let number = process.stream(stream.id())?;
     let last = process.streams.live.get(&number).map_or(0, |stream| stream.last);
-    let context = process.streams.context(number);
     let event = process.streams.events.get_mut(&event.id()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-    (event.at, event.context) = (last, context);
+    event.at = last;
     Ok(())
 }
 
@@ -55,7 +53,9 @@ pub(crate) fn synchronize(event: Handle<CUevent_st>) -> Answer {
 /// `cuEventDestroy_v2`.
 pub(crate) fn destroy(event: Handle<CUevent_st>) -> Answer {
     let mut process = process::lock()?;
-    process.streams.events.remove(&event.id()).map(|_| ()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+    let number = event.id();
+    process.check_context(process.streams.events.get(&number).map_or(0, |event| event.context))?;
+    process.streams.events.remove(&number).map(|_| ()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
 }
 
 /// `cuEventElapsedTime`: no time passes on the fake.

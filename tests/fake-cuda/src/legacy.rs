@@ -20,7 +20,7 @@ pub(crate) struct Opened {
 /// `cuIpcGetMemHandle`: the handle of the allocation, wherever in it the address is.
 pub(crate) fn get(out: Out<CUipcMemHandle_v1>, address: u64) -> Answer {
     let process = process::lock()?;
-    process.current()?;
+    process.working()?;
     let (_, mapping) = process.space.mapping_at(address).ok_or(INVALID)?;
     let Kind::Plain { chunk, .. } = mapping.kind else { return Err(INVALID) };
     let bytes = Blob { what: blob::LEGACY, chunk, extra: [mapping.len, 0, 0] }.to_bytes();
@@ -31,7 +31,7 @@ pub(crate) fn get(out: Out<CUipcMemHandle_v1>, address: u64) -> Answer {
 pub(crate) fn open(out: Out<u64>, handle: CUipcMemHandle_v1, _flags: u32) -> Answer {
     out.check()?;
     let mut process = process::lock()?;
-    let (context, _) = process.current()?;
+    let (context, _) = process.working()?;
     let bytes = handle.reserved.map(i8::cast_unsigned);
     let chunk = Blob::from_bytes(&bytes, blob::LEGACY).ok_or(INVALID)?.chunk;
     if let Some((base, opens)) = process.opened.by_chunk.get_mut(&chunk) {

@@ -52,7 +52,7 @@ impl Process {
 pub(crate) fn alloc(out: Out<u64>, bytes: usize) -> Answer {
     out.check()?;
     let mut process = process::lock()?;
-    let (context, device) = process.current()?;
+    let (context, device) = process.working()?;
     if bytes == 0 {
         return Err(INVALID);
     }
@@ -81,6 +81,9 @@ pub(crate) fn free(address: u64) -> Answer {
     if address == 0 {
         return Ok(());
     }
+    if let Ok((context, _)) = process.current() {
+        process.check_context(context)?;
+    }
     let freeable = |kind: Kind| matches!(kind, Kind::Plain { .. } | Kind::Pooled { .. } | Kind::PoolImport { .. } | Kind::Managed { .. });
     let check =
         |process: &Process| process.space.mapping_at(address).is_some_and(|(base, mapping)| base == address && freeable(mapping.kind));
@@ -100,7 +103,7 @@ pub(crate) fn free(address: u64) -> Answer {
 pub(crate) fn alloc_managed(out: Out<u64>, bytes: usize, flags: u32) -> Answer {
     out.check()?;
     let mut process = process::lock()?;
-    let (context, _) = process.current()?;
+    let (context, _) = process.working()?;
     if bytes == 0 || !matches!(flags, 1 | 2) {
         return Err(INVALID);
     }
@@ -112,7 +115,7 @@ pub(crate) fn alloc_managed(out: Out<u64>, bytes: usize, flags: u32) -> Answer {
 pub(crate) fn host_alloc(out: Out<*mut c_void>, bytes: usize, _flags: u32) -> Answer {
     out.check()?;
     let mut process = process::lock()?;
-    let (context, _) = process.current()?;
+    let (context, _) = process.working()?;
     if bytes == 0 {
         return Err(INVALID);
     }
@@ -141,7 +144,7 @@ pub(crate) fn free_host(address: Out<c_void>) -> Answer {
 /// `cuMemHostRegister_v2`.
 pub(crate) fn host_register(address: Out<c_void>, bytes: usize, _flags: u32) -> Answer {
     let mut process = process::lock()?;
-    let (context, _) = process.current()?;
+    let (context, _) = process.working()?;
     let base = address.raw().addr() as u64;
     if base == 0 || bytes == 0 {
         return Err(INVALID);

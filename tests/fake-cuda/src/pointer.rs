@@ -64,7 +64,7 @@ pub(crate) fn set_attribute(_value: In<c_void>, attribute: CUpointer_attribute, 
 /// `cuMemGetAddressRange_v2`: the allocation, which for VMM memory is the mapped chunk.
 pub(crate) fn address_range(base: Out<u64>, size: Out<usize>, address: u64) -> Answer {
     let process = process::lock()?;
-    process.current()?;
+    process.working()?;
     let found = process.space.mapping_at(address).filter(|(_, mapping)| !mapping.access.is_none());
     let (start, mapping) = found.ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
     base.set_if_given(start);
@@ -170,6 +170,8 @@ fn ordinal(process: &Process, mapping: &Mapping) -> i32 {
 fn range(process: &Process, base: u64, mapping: &Mapping, address: u64) -> (u64, u64) {
     match (mapping.kind, process.space.reservation_at(address)) {
         (Kind::Vmm { .. }, Some((start, reservation))) => (start, reservation.size),
+        // Beyond the reservation it was mapped into.
+        (Kind::Vmm { .. }, None) => (0, 0),
         _ => (base, mapping.len),
     }
 }

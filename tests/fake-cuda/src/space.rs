@@ -27,6 +27,8 @@ pub(crate) struct Mapping {
     pub(crate) buffer_id: u64,
     pub(crate) access: Access,
     pub(crate) kind: Kind,
+    /// Bytes at its end for which the mapping itself has taken the addresses: they are in no reservation.
+    beyond: u64,
 }
 
 /// Where the bytes are.
@@ -152,12 +154,33 @@ impl Space {
     pub(crate) fn insert(&mut self, base: u64, len: u64, place: Place, access: Access, kind: Kind) {
         let buffer_id = self.next_buffer_id;
         self.next_buffer_id += 1;
-        self.mappings.insert(base, Mapping { len, place, buffer_id, access, kind });
+        self.mappings.insert(base, Mapping { len, place, buffer_id, access, kind, beyond: 0 });
+    }
+
+    /// Adds a mapping that starts in a reservation of the application's. It may end outside, as on a GPU, where the addresses there are free.
+    pub(crate) fn insert_vmm(&mut self, base: u64, len: u64, place: Place, handle: u64) -> Result<(), CUresult> {
+        let end = base.checked_add(len).ok_or(INVALID)?;
+        let beyond = end.saturating_sub(self.reserved_until(base).ok_or(INVALID)?);
+        if self.is_mapped(base, len) {
+            return Err(INVALID);
+        }
+        if beyond > 0 {
+            file::map_none(usize::try_from(end - beyond).map_err(|_| INVALID)?, beyond, true).map_err(|_| INVALID)?;
+        }
+        self.insert(base, len, place, Access::default(), Kind::Vmm { handle });
+        if let Some(mapping) = self.mappings.get_mut(&base) {
+            mapping.beyond = beyond;
+        }
+        Ok(())
     }
 
     /// Removes the mapping that starts here.
     pub(crate) fn remove(&mut self, base: u64) -> Option<Mapping> {
-        self.mappings.remove(&base)
+        let mapping = self.mappings.remove(&base)?;
+        if mapping.beyond > 0 {
+            file::unmap(usize::try_from(base + mapping.len - mapping.beyond).unwrap_or(0), mapping.beyond);
+        }
+        Some(mapping)
     }
 
     /// Whether anything is mapped in the range.
@@ -165,27 +188,24 @@ impl Space {
         self.mappings.range(..from.saturating_add(len)).next_back().is_some_and(|(&base, mapping)| base + mapping.len > from)
     }
 
-    /// Whether all of the range is in reservations of the application's; it may go from one into the next.
-    pub(crate) fn is_reserved(&self, from: u64, len: u64) -> bool {
-        let Some(end) = from.checked_add(len) else { return false };
-        let mut at = from;
-        while at < end {
-            match self.reservation_at(at) {
-                Some((base, reservation)) if reservation.by_user => at = base + reservation.size,
-                _ => return false,
-            }
+    /// Where the application's reservations end that contain the address and follow each other from there on.
+    fn reserved_until(&self, address: u64) -> Option<u64> {
+        let mut end = None;
+        while let Some((base, reservation)) = self.reservation_at(end.unwrap_or(address)).filter(|(_, reservation)| reservation.by_user) {
+            end = Some(base + reservation.size);
         }
-        len > 0
+        end
     }
 
-    /// Bases of the mappings in a range of the application's reservations, and how many bytes they have. A range that ends inside of one is refused.
+    /// Bases of the mappings in a range that starts in a reservation of the application's, and how many bytes they have. A mapping that is only in
+    /// part in the range is refused.
     pub(crate) fn mappings_in(&self, from: u64, len: u64) -> Result<(Vec<u64>, u64), CUresult> {
-        let end = from.checked_add(len).filter(|_| self.is_reserved(from, len)).ok_or(INVALID)?;
-        let cuts = |at: u64| self.mapping_at(at).is_some_and(|(base, _)| base < at);
-        if cuts(from) || cuts(end) {
+        let end = from.checked_add(len).filter(|_| len > 0 && self.reserved_until(from).is_some()).ok_or(INVALID)?;
+        let is_cut = |at: u64| self.mapping_at(at).is_some_and(|(base, _)| base < at);
+        let inside = || self.mappings.range(from..end);
+        if is_cut(from) || is_cut(end) || inside().any(|(_, mapping)| !matches!(mapping.kind, Kind::Vmm { .. })) {
             return Err(INVALID);
         }
-        let inside = || self.mappings.range(from..end);
         Ok((inside().map(|(&base, _)| base).collect(), inside().map(|(_, mapping)| mapping.len).sum()))
     }
 

@@ -104,9 +104,10 @@ impl Process {
     /// The stream behind a handle: null, the two special values, or one that `cuStreamCreate` made.
     pub(crate) fn stream(&mut self, number: u64) -> Result<StreamId, CUresult> {
         if number > 2 {
-            return if self.streams.live.contains_key(&number) { Ok(number) } else { Err(CUresult::CUDA_ERROR_INVALID_HANDLE) };
+            let context = self.streams.live.get(&number).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?.context;
+            return self.check_context(context).map(|()| number);
         }
-        let (context, device) = self.current()?;
+        let (context, device) = self.working()?;
         let key = context + if number == 2 { PER_THREAD } else { LEGACY };
         self.streams.live.entry(key).or_insert_with(|| Stream::new(context, device, false));
         Ok(key)
@@ -295,7 +296,7 @@ fn call_back(work: Work) {
 pub(crate) fn create(out: Out<CUstream>, flags: u32) -> Answer {
     out.check()?;
     let mut process = process::lock()?;
-    let (context, device) = process.current()?;
+    let (context, device) = process.working()?;
     process.streams.last_handle += 0x100;
     let number = FIRST_STREAM + process.streams.last_handle;
     process.streams.live.insert(number, Stream::new(context, device, flags & 1 != 0));
@@ -311,6 +312,7 @@ pub(crate) fn create_with_priority(out: Out<CUstream>, flags: u32, _priority: i3
 pub(crate) fn destroy(stream: Handle<CUstream_st>) -> Answer {
     let mut process = process::lock()?;
     let number = stream.id();
+    process.check_context(process.streams.context(number))?;
     process.streams.live.remove(&number).filter(|_| number > 2).map(|_| ()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
 }
 
@@ -337,7 +339,7 @@ pub(crate) fn query(stream: Handle<CUstream_st>) -> Answer {
 /// `cuCtxSynchronize`.
 pub(crate) fn synchronize_context() -> Answer {
     let mut process = process::lock()?;
-    let (context, _) = process.current()?;
+    let (context, _) = process.working()?;
     process.outside_all_captures(context)?;
     let last = process.streams.live.values().filter(|stream| stream.context == context).map(|stream| stream.last).max().unwrap_or(0);
     process = Process::finish(process, last);

@@ -16,7 +16,7 @@ use crate::abi::{Answer, INVALID, In, Out};
 use crate::chunks::ChunkId;
 use crate::layout::{ChunkKind, GRANULE};
 use crate::process::{self, Process};
-use crate::space::{Access, Kind, Place};
+use crate::space::{Kind, Place};
 use crate::{blob, export};
 
 pub(crate) const POSIX_FD: u32 = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0;
@@ -282,7 +282,7 @@ pub(crate) fn free(address: u64, size: usize) -> Answer {
     Ok(())
 }
 
-/// `cuMemMap`: the whole of a chunk at free addresses of the application's.
+/// `cuMemMap`: the whole of a chunk at free addresses.
 pub(crate) fn map(address: u64, size: usize, offset: usize, handle: u64, flags: u64) -> Answer {
     let mut process = process::lock()?;
     let size = size as u64;
@@ -291,11 +291,10 @@ pub(crate) fn map(address: u64, size: usize, offset: usize, handle: u64, flags: 
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
     let place = Place::Arena { gpu: object.chunk.gpu, offset: object.offset };
-    let is_room = process.space.is_reserved(address, size) && !process.space.is_mapped(address, size);
-    if flags != 0 || !address.is_multiple_of(GRANULE) || !is_room {
+    if flags != 0 || !address.is_multiple_of(GRANULE) {
         return Err(INVALID);
     }
-    process.space.insert(address, size, place, Access::default(), Kind::Vmm { handle });
+    process.space.insert_vmm(address, size, place, handle)?;
     process.handles.live(handle)?.mappings += 1;
     if let Some((_, mapping)) = process.space.mapping_at(address) {
         process.count_mapping(mapping, true);

@@ -48,11 +48,6 @@ impl Facts {
         println!("conformance: open: {fact} = {observed:?}");
     }
 
-    /// A code that is not asserted.
-    pub(crate) fn open_code<T>(&self, fact: &str, observed: &Answer<T>) {
-        println!("conformance: open: {fact} = {}", self.name(outcome(observed)));
-    }
-
     /// The code's name and number, as it is printed.
     pub(crate) fn name(&self, code: CUresult) -> String {
         let mut text = core::ptr::null();

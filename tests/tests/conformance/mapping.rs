@@ -20,7 +20,7 @@ fn mapping() {
     facts.code("cuMemMap between granules", cuda.mem_map(base + 4096, CHUNK, 0, small), INVALID_VALUE);
     facts.code("cuMemMap of no handle", cuda.mem_map(base, CHUNK, 0, 0), INVALID_VALUE);
     facts.code("cuMemMap outside of reservations", cuda.mem_map(1 << 40, CHUNK, 0, small), INVALID_VALUE);
-    past_the_end(&cuda, &facts);
+    past_the_end(&cuda, &mut facts);
 
     cuda.mem_map(base, CHUNK, 0, small).expect("cuMemMap");
     facts.code("cuMemMap where something is mapped", cuda.mem_map(base, 2 * CHUNK, 0, large), INVALID_VALUE);
@@ -32,7 +32,7 @@ fn mapping() {
     facts.code("cuMemUnmap of a mapping and half of the next", cuda.mem_unmap(base, 2 * CHUNK), INVALID_VALUE);
     facts.code("cuMemUnmap of nothing mapped", cuda.mem_unmap(base + 5 * CHUNK as u64, CHUNK), OK);
     facts.code("cuMemUnmap over a mapping and unmapped room behind it", cuda.mem_unmap(base + CHUNK as u64, 3 * CHUNK), OK);
-    facts.open_code("BUFFER_ID after that", &cuda.buffer_id(base + CHUNK as u64));
+    facts.code("BUFFER_ID after that", cuda.buffer_id(base + CHUNK as u64), INVALID_VALUE);
     let _ = cuda.mem_map(base + CHUNK as u64, 2 * CHUNK, 0, large);
     facts.code("one cuMemUnmap over two mappings of different sizes", cuda.mem_unmap(base, 3 * CHUNK), OK);
 
@@ -41,7 +41,7 @@ fn mapping() {
     cuda.mem_map(base + 2 * CHUNK as u64, CHUNK, 0, another).expect("cuMemMap");
     facts.code("cuMemUnmap over mapping, hole, mapping", cuda.mem_unmap(base, 3 * CHUNK), OK);
     let left = [0, 2].map(|at| cuda.buffer_id(base + at * CHUNK as u64).is_ok());
-    facts.open("have they a BUFFER_ID after that", left);
+    facts.known("have they a BUFFER_ID after that", left, [false, false]);
     for offset in [0, 2] {
         let _ = cuda.mem_unmap(base + offset * CHUNK as u64, CHUNK);
     }
@@ -63,7 +63,7 @@ fn mapping() {
     facts.code("properties of a released handle", cuda.mem_properties(small), OK);
     facts.code("export of a released handle", cuda.mem_export_fd(small).map(own), OK);
     let _ = (cuda.mem_unmap(base, CHUNK), cuda.mem_unmap(base + CHUNK as u64, CHUNK));
-    facts.open_code("cuMemAddressFree", &cuda.mem_address_free(base, 8 * CHUNK));
+    facts.code("cuMemAddressFree", cuda.mem_address_free(base, 8 * CHUNK), OK);
     facts.code("cuMemAddressFree again", cuda.mem_address_free(base, 8 * CHUNK), INVALID_VALUE);
     let _ = (cuda.mem_release(large), cuda.mem_release(another));
 }
@@ -109,10 +109,10 @@ fn access() {
     if high == low + CHUNK as u64 {
         let both = cuda.mem_create(2 * CHUNK, 0, POSIX_FD).expect("cuMemCreate");
         let mapped = cuda.mem_map(low, 2 * CHUNK, 0, both);
-        facts.open_code("cuMemMap over two reservations", &mapped);
+        facts.code("cuMemMap over two reservations", mapped, OK);
         if mapped.is_ok() {
-            facts.open_code("cuMemAddressFree of the second of them", &cuda.mem_address_free(high, CHUNK));
-            facts.open_code("cuMemUnmap over them", &cuda.mem_unmap(low, 2 * CHUNK));
+            facts.code("cuMemAddressFree of the second of them", cuda.mem_address_free(high, CHUNK), INVALID_VALUE);
+            facts.code("cuMemUnmap over them", cuda.mem_unmap(low, 2 * CHUNK), OK);
         }
         cuda.mem_release(both).expect("cuMemRelease");
         for address in [low, high] {
@@ -134,26 +134,27 @@ fn access() {
 }
 
 /// Ranges that begin in a reservation and end outside.
-fn past_the_end(cuda: &Cuda, facts: &Facts) {
+fn past_the_end(cuda: &Cuda, facts: &mut Facts) {
     let chunk = cuda.mem_create(2 * CHUNK, 0, POSIX_FD).expect("cuMemCreate");
     // Nothing is behind the reservation, because it was there a moment ago.
     let room = cuda.mem_reserve(4 * CHUNK).expect("cuMemAddressReserve");
     cuda.mem_address_free(room, 4 * CHUNK).expect("cuMemAddressFree");
     let base = cuda.mem_reserve_at(CHUNK, room).expect("cuMemAddressReserve");
     let mapped = cuda.mem_map(base, 2 * CHUNK, 0, chunk);
-    facts.open_code("cuMemMap past the reservation", &mapped);
+    facts.code("cuMemMap past the reservation", mapped, OK);
     if mapped.is_ok() {
-        facts.open_code("cuMemSetAccess past the reservation", &cuda.mem_set_access(base, 2 * CHUNK, 0, READ_WRITE));
-        facts.open_code("copy past the reservation", &cuda.fill(base, 1, 2 * CHUNK));
-        facts.open(
+        facts.code("cuMemSetAccess past the reservation", cuda.mem_set_access(base, 2 * CHUNK, 0, READ_WRITE), OK);
+        facts.code("copy past the reservation", cuda.fill(base, 1, 2 * CHUNK), OK);
+        facts.known(
             "RANGE_SIZE past the reservation",
             cuda.attribute(PointerAttribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, base + CHUNK as u64),
+            Ok(0),
         );
-        facts.open_code("cuMemUnmap of a mapping past the reservation", &cuda.mem_unmap(base, 2 * CHUNK));
+        facts.code("cuMemUnmap of a mapping past the reservation", cuda.mem_unmap(base, 2 * CHUNK), OK);
     }
-    facts.open_code("cuMemUnmap past the reservation of nothing", &cuda.mem_unmap(base, 2 * CHUNK));
-    facts.open_code("cuMemUnmap of no bytes", &cuda.mem_unmap(base, 0));
-    facts.open_code("cuMemUnmap between granules", &cuda.mem_unmap(base + 4096, CHUNK));
-    facts.open_code("cuMemUnmap outside of reservations", &cuda.mem_unmap(1 << 40, CHUNK));
+    facts.code("cuMemUnmap past the reservation of nothing", cuda.mem_unmap(base, 2 * CHUNK), OK);
+    facts.code("cuMemUnmap of no bytes", cuda.mem_unmap(base, 0), INVALID_VALUE);
+    facts.code("cuMemUnmap between granules", cuda.mem_unmap(base + 4096, CHUNK), OK);
+    facts.code("cuMemUnmap outside of reservations", cuda.mem_unmap(1 << 40, CHUNK), INVALID_VALUE);
     let _ = (cuda.mem_address_free(base, CHUNK), cuda.mem_release(chunk));
 }

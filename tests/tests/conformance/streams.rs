@@ -104,18 +104,12 @@ fn capture() {
             // Codes; `!` where the capture was invalidated.
             let expected = match (*name, mode_name) {
                 ("cuCtxSynchronize", _) => ["900!"; 4],
-                ("cuMemAlloc", "global") => ["900!", "0", "900!", "0"],
-                ("cuMemAlloc", "thread-local") => ["0", "0", "900!", "0"],
+                ("cuMemAlloc" | "cuMemHostAlloc" | "cuMemAllocManaged" | "cuMemFree", "global") => ["900!", "0", "900!", "0"],
+                ("cuMemAlloc" | "cuMemHostAlloc" | "cuMemAllocManaged" | "cuMemFree", "thread-local") => ["0", "0", "900!", "0"],
                 _ => ["0"; 4],
             };
             let fact = format!("{name} during a {mode_name} capture: other thread, other relaxed, same, same relaxed");
-            if ["cuMemAddressFree", "cuMemcpyHtoD", "cuMemcpyDtoD", "cuMemsetD8", "cuMemHostAlloc", "cuMemAllocManaged", "cuMemFree"]
-                .contains(name)
-            {
-                facts.open(&fact, seen);
-            } else {
-                facts.known(&fact, seen, expected.map(str::to_owned).to_vec());
-            }
+            facts.known(&fact, seen, expected.map(str::to_owned).to_vec());
         }
     }
 }
@@ -147,33 +141,33 @@ fn unmap_under_a_copy() {
     facts.code("cuCtxSynchronize after it", cuda.ctx_synchronize(), ILLEGAL_ADDRESS);
     facts.code("a copy after it", cuda.is_filled(to.1, 0, 16), ILLEGAL_ADDRESS);
     // What still works.
-    let say = |what: &str, answer: Answer| facts.open_code(&format!("after it: {what}"), &answer);
-    say("cuStreamQuery", cuda.stream_query(stream));
-    say("cuEventQuery", cuda.event_query(event));
-    say("cuMemGetInfo", cuda.mem_info().map(drop));
-    say("BUFFER_ID", cuda.buffer_id(to.1).map(drop));
-    say("cuMemGetAddressRange", cuda.address_range(to.1).map(drop));
-    say("cuMemRetainAllocationHandle", cuda.mem_retain(to.1).map(drop));
-    say("cuMemCreate", cuda.mem_create(CHUNK, 0, POSIX_FD).map(drop));
-    say("cuMemAddressReserve", cuda.mem_reserve(CHUNK).map(drop));
-    say("export", cuda.mem_export_fd(to.0).map(|fd| drop(own(fd))));
-    say("import", cuda.mem_import_fd(fd.as_raw_fd()).map(drop));
-    say("cuMemMap", cuda.mem_map(from.1, big(), 0, from.0));
-    say("cuMemSetAccess", cuda.mem_set_access(from.1, big(), 0, READ_WRITE));
-    say("cuMemUnmap", cuda.mem_unmap(from.1, big()));
-    say("cuMemUnmap of the other one", cuda.mem_unmap(to.1, big()));
-    say("cuMemAddressFree", cuda.mem_address_free(to.1, big()));
-    say("cuMemRelease", cuda.mem_release(to.0));
-    say("cuIpcGetMemHandle", cuda.ipc_get(plain).map(drop));
-    say("cuMemAlloc", cuda.mem_alloc(CHUNK).map(drop));
-    say("cuMemFree", cuda.mem_free(plain));
-    say("cuStreamCreate", cuda.stream_create(1).map(drop));
-    say("cuEventCreate", cuda.event_create().map(drop));
-    say("cuEventDestroy", cuda.event_destroy(event));
-    say("cuStreamDestroy", cuda.stream_destroy(stream));
-    say("cuCtxGetCurrent", cuda.ctx_get_current().map(drop));
-    say("cuDevicePrimaryCtxRelease", cuda.primary_release(0));
-    say("cuDevicePrimaryCtxRetain", cuda.primary_retain(0).map(drop));
+    let mut say = |what: &str, answer: Answer, expected| facts.code(&format!("after it: {what}"), answer, expected);
+    say("cuStreamQuery", cuda.stream_query(stream), ILLEGAL_ADDRESS);
+    say("cuEventQuery", cuda.event_query(event), ILLEGAL_ADDRESS);
+    say("cuMemGetInfo", cuda.mem_info().map(drop), ILLEGAL_ADDRESS);
+    say("BUFFER_ID", cuda.buffer_id(to.1).map(drop), OK);
+    say("cuMemGetAddressRange", cuda.address_range(to.1).map(drop), ILLEGAL_ADDRESS);
+    say("cuMemRetainAllocationHandle", cuda.mem_retain(to.1).map(drop), OK);
+    say("cuMemCreate", cuda.mem_create(CHUNK, 0, POSIX_FD).map(drop), OK);
+    say("cuMemAddressReserve", cuda.mem_reserve(CHUNK).map(drop), OK);
+    say("export", cuda.mem_export_fd(to.0).map(|fd| drop(own(fd))), OK);
+    say("import", cuda.mem_import_fd(fd.as_raw_fd()).map(drop), OK);
+    say("cuMemMap", cuda.mem_map(from.1, big(), 0, from.0), OK);
+    say("cuMemSetAccess", cuda.mem_set_access(from.1, big(), 0, READ_WRITE), OK);
+    say("cuMemUnmap", cuda.mem_unmap(from.1, big()), OK);
+    say("cuMemUnmap of the other one", cuda.mem_unmap(to.1, big()), OK);
+    say("cuMemAddressFree", cuda.mem_address_free(to.1, big()), OK);
+    say("cuMemRelease", cuda.mem_release(to.0), OK);
+    say("cuIpcGetMemHandle", cuda.ipc_get(plain).map(drop), ILLEGAL_ADDRESS);
+    say("cuMemAlloc", cuda.mem_alloc(CHUNK).map(drop), ILLEGAL_ADDRESS);
+    say("cuMemFree", cuda.mem_free(plain), ILLEGAL_ADDRESS);
+    say("cuStreamCreate", cuda.stream_create(1).map(drop), ILLEGAL_ADDRESS);
+    say("cuEventCreate", cuda.event_create().map(drop), ILLEGAL_ADDRESS);
+    say("cuEventDestroy", cuda.event_destroy(event), ILLEGAL_ADDRESS);
+    say("cuStreamDestroy", cuda.stream_destroy(stream), ILLEGAL_ADDRESS);
+    say("cuCtxGetCurrent", cuda.ctx_get_current().map(drop), OK);
+    say("cuDevicePrimaryCtxRelease", cuda.primary_release(0), OK);
+    say("cuDevicePrimaryCtxRetain", cuda.primary_retain(0).map(drop), ILLEGAL_ADDRESS);
     if let Some(fake) = Fake::require("the count of copies into dead mappings") {
         assert_eq!(fake.counters().copies_into_dead_mappings, 1);
     }
