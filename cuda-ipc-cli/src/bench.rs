@@ -7,6 +7,7 @@ pub(crate) mod bandwidth;
 pub(crate) mod cache;
 pub(crate) mod export;
 pub(crate) mod give_back;
+pub(crate) mod growth;
 pub(crate) mod import;
 mod machine;
 pub(crate) mod samples;
@@ -41,15 +42,16 @@ enum What {
     /// The floor is, by hand: reserve the address space; for each chunk pidfd_getfd from a kept pidfd, cuMemImportFromShareableHandle, close, cuMemMap,
     /// cuMemRelease; then one cuMemSetAccess over all. Ours is the import of the same range from a peer that is connected already: look-ups in its
     /// table, fetches, re-checks, the same driver calls. Both are taken down outside of the timing. Floor and ours alternate in pairs, each second pair
-    /// in reverse order. What a first contact adds (connect, and the first look-up in a fresh table) is measured apart.
-    Import(Pairs),
+    /// in reverse order. What a first contact adds (connect, and the first look-up in a fresh table) is measured apart. With --cache the import is also
+    /// measured as a cache does it: a fresh window of a known peer, and a lease of the whole range.
+    Import(ImportArgs),
     /// Export of N chunks and its release, against the bare calls for the same chunks; and registration inside known chunks
     ///
     /// The floor is, by hand: for each chunk cuMemRetainAllocationHandle, cuMemExportToShareableHandle, cuMemRelease; then close all fds. Ours is the
     /// export of the range, none of whose chunks is published yet, and its release. Registration is the export of 16 MiB in the middle of the range while an
     /// export of all of it is held.
     Export(Pairs),
-    /// Copies from imported memory, against copies from local memory of cuMemAlloc, both to the same local memory
+    /// Copies from imported memory, against copies from local memory of cuMemAlloc and from local chunks, all to the same local memory
     ///
     /// Copies are queued back to back in batches; a batch is timed by the host's clock from the first call to its completion. GB/s are 1e9 copied bytes a
     /// second.
@@ -72,6 +74,21 @@ enum What {
     /// millisecond until it is what it was before the memory was made, less than one chunk missing; all contexts exist by then. The time begins when the
     /// driver's unmap has returned in the exporter, or when the kill was sent. For comparison the importer unmaps as much memory of its own, chunk by chunk.
     GiveBack(give_back::Args),
+    /// A lease after the reservation has grown by one chunk, against the import of one chunk into a fresh window
+    ///
+    /// The window has N chunks mapped. The exporter maps and exports one more; what is timed is the lease of that chunk, and in another turn the lease of all
+    /// N + 1; each has to import exactly one. The floor is the first lease of a fresh window of a reservation of one chunk, of the same peer. All three take
+    /// turns; after each the exporter takes the chunk back.
+    Growth(growth::Args),
+}
+
+#[derive(clap::Args)]
+struct ImportArgs {
+    /// Also measure imports through a cache
+    #[arg(long)]
+    cache: bool,
+    #[command(flatten)]
+    pairs: Pairs,
 }
 
 #[derive(clap::Args)]
@@ -99,13 +116,6 @@ struct Common {
     timeout: u64,
 }
 
-/// A bench's name, how a row of it is measured, and how its rows are shown.
-struct Bench<R> {
-    name: &'static str,
-    measure: fn(&Pairs, Vec<u64>, &mut Progress) -> Measured<R>,
-    tables: fn(&[R]) -> Tables,
-}
-
 /// A row, and the machine it was measured on.
 type Measured<R> = Result<(R, GpuFacts), Failure>;
 /// Tables with their titles.
@@ -131,27 +141,35 @@ struct Rows<R> {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     match &args.what {
-        What::Import(pairs) => run_one(pairs, &Bench { name: "import", measure: import::measure, tables: import::tables }),
-        What::Export(pairs) => run_one(pairs, &Bench { name: "export", measure: export::measure, tables: export::tables }),
-        What::Bandwidth(pairs) => run_one(pairs, &Bench { name: "bandwidth", measure: bandwidth::rows, tables: bandwidth::tables }),
+        What::Import(ImportArgs { cache, pairs }) => {
+            run_one(pairs, "import", |sizes, progress| import::measure(pairs, *cache, sizes, progress), import::tables)
+        }
+        What::Export(pairs) => run_one(pairs, "export", |sizes, progress| export::measure(pairs, sizes, progress), export::tables),
+        What::Bandwidth(pairs) => run_one(pairs, "bandwidth", |sizes, progress| bandwidth::rows(pairs, sizes, progress), bandwidth::tables),
+        What::Growth(args) => growth::run(args),
         What::Cache(args) => cache::run(args),
         What::GiveBack(args) => give_back::run(args),
     }
 }
 
 /// Measures a row for each number of chunks.
-fn run_one<R: Serialize>(pairs: &Pairs, bench: &Bench<R>) -> Result<(), Failure> {
+fn run_one<R: Serialize>(
+    pairs: &Pairs,
+    name: &'static str,
+    measure: impl Fn(Vec<u64>, &mut Progress) -> Measured<R>,
+    tables: fn(&[R]) -> Tables,
+) -> Result<(), Failure> {
     let mut progress = Progress::new();
     let (mut rows, mut facts) = (Vec::new(), None);
     for &count in &pairs.chunks {
-        let (row, found) = (bench.measure)(pairs, chunk_sizes::mixed(count), &mut progress)?;
+        let (row, found) = measure(chunk_sizes::mixed(count), &mut progress)?;
         rows.push(row);
         facts.get_or_insert(found);
     }
     // The parser lets no empty list through.
     let Some(facts) = facts else { return Ok(()) };
-    let tables = (bench.tables)(&rows);
-    print(&pairs.common, bench.name, facts, pairs.reps, &format!("{} pairs", pairs.reps), &Rows { rows }, tables)
+    let tables = tables(&rows);
+    print(&pairs.common, name, facts, pairs.reps, &format!("{} pairs", pairs.reps), &Rows { rows }, tables)
 }
 
 /// Prints what was found, the way that was asked for. `about` says how it was measured.

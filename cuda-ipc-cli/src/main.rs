@@ -62,6 +62,8 @@ enum Role {
     BenchGiveBackExporter,
     BenchGiveBackImporter,
     BenchWatcher,
+    BenchGrowthExporter,
+    BenchGrowthImporter,
 }
 
 fn main() -> ExitCode {
@@ -90,6 +92,8 @@ fn main() -> ExitCode {
                 Role::BenchGiveBackExporter => bench::give_back::exporter::child,
                 Role::BenchGiveBackImporter => bench::give_back::importer::child,
                 Role::BenchWatcher => bench::give_back::watcher::child,
+                Role::BenchGrowthExporter => bench::growth::exporter::child,
+                Role::BenchGrowthImporter => bench::growth::importer::child,
             });
         }
     };

@@ -1,4 +1,5 @@
-//! Copies from imported memory, against copies from local memory.
+//! Copies from imported memory, against copies from local memory of both kinds: of `cuMemAlloc`, and mapped chunks of the same sizes. So it is seen what
+//! the kind of memory costs, and what it costs that the memory is another process's.
 //!
 //! Copies are queued in batches long enough that starting and completing a batch, some ten microseconds, do not count.
 
@@ -10,12 +11,12 @@ use cuda_ipc_core::importer::{Access, Deadline, Import, Peer};
 use serde::{Deserialize, Serialize};
 
 use super::import::Settings;
-use super::samples::{Comparison, Spread, compare};
+use super::samples::{Comparison, Spread, take_turns};
 use super::{Measured, Pairs, Tables, start_exporter, table};
 use crate::Role;
 use crate::demo::importer::{DEADLINE, decode};
 use crate::failure::Failure;
-use crate::gpu::{Buffer, Gpu};
+use crate::gpu::{Buffer, Chunks, Gpu};
 use crate::peer_process::{Link, PeerProcess};
 use crate::progress::Progress;
 use crate::size;
@@ -27,13 +28,17 @@ pub(super) struct Row {
     bytes: u64,
     /// Copies in a batch.
     batch: u32,
-    /// The floor is local memory; more is better.
+    /// Imported memory over local memory of `cuMemAlloc`; more is better.
     gbps: Comparison,
+    /// Local chunks over local memory of `cuMemAlloc`.
+    local_chunks: Comparison,
+    /// Imported memory over local chunks.
+    over_local_chunks: Comparison,
 }
 
 pub(super) fn rows(pairs: &Pairs, sizes: Vec<u64>, progress: &mut Progress) -> Measured<Row> {
     let (exporter, exported) = start_exporter(&pairs.common, sizes, progress)?;
-    let settings = Settings { rkey: exported.rkey, reps: pairs.reps };
+    let settings = Settings { rkey: exported.rkey, reps: pairs.reps, cache: false };
     let mut reader = PeerProcess::start(Role::BenchReader, &settings, pairs.common.silence())?;
     let row = reader.receive(progress)?;
     progress.finish();
@@ -47,28 +52,40 @@ pub(super) fn tables(rows: &[Row]) -> Tables {
         "chunks",
         "size",
         "copies in a batch",
-        "local GB/s: min / median / max",
+        "cuMemAlloc GB/s: min / median / max",
+        "local chunks GB/s: min / median / max",
         "imported GB/s: min / median / max",
-        "ratio of medians",
-        "median of pair ratios",
     ]);
-    for Row { chunks, bytes, batch, gbps } in rows {
+    let mut ratios = table(&["chunks", "what over what", "ratio of medians", "median of pair ratios"]);
+    for Row { chunks, bytes, batch, gbps, local_chunks, over_local_chunks } in rows {
         copies.add_row([
             chunks.to_string(),
             size::human(*bytes),
             batch.to_string(),
             gbps.floor.to_string(),
+            local_chunks.ours.to_string(),
             gbps.ours.to_string(),
-            format!("{:.3}", gbps.ratio_of_medians),
-            format!("{:.3}", gbps.median_of_pair_ratios),
         ]);
+        let pairs = [
+            ("imported over cuMemAlloc", gbps),
+            ("local chunks over cuMemAlloc", local_chunks),
+            ("imported over local chunks", over_local_chunks),
+        ];
+        for (what, pair) in pairs {
+            ratios.add_row([
+                chunks.to_string(),
+                what.to_owned(),
+                format!("{:.3}", pair.ratio_of_medians),
+                format!("{:.3}", pair.median_of_pair_ratios),
+            ]);
+        }
     }
-    vec![("Copies from local and from imported memory", copies)]
+    vec![("Copies from local and from imported memory", copies), ("Throughput over throughput", ratios)]
 }
 
 /// The importing process.
 pub(crate) fn child(link: &mut Link) -> Result<(), Failure> {
-    let Settings { rkey, reps } = link.receive()?;
+    let Settings { rkey, reps, .. } = link.receive()?;
     let (rkey, key) = decode(&rkey)?;
     let gpu = Gpu::with_uuid(rkey.device)?;
     let peer = Arc::new(Peer::connect(&key, Deadline::after(DEADLINE)).map_err(gpu.at("reaching the exporter"))?);
@@ -78,15 +95,24 @@ pub(crate) fn child(link: &mut Link) -> Result<(), Failure> {
         .map_err(gpu.at("importing the range"))?;
     let (local, target) = (Buffer::new(&gpu, rkey.len)?, Buffer::new(&gpu, rkey.len)?);
     let batch = batch(&gpu, &target, import.address(), rkey.len)?;
+    let sizes: Vec<u64> = import.chunks().iter().map(|(_, chunk)| chunk.len).collect();
+    let chunks = Chunks::new(&gpu, &sizes)?;
     let copies = |from: u64| time(&gpu, &target, from, rkey.len, batch);
-    let gbps = compare(
+    let phase = format!("copies from {} chunks", sizes.len());
+    let samples = take_turns(
         reps,
-        link,
-        &format!("copies from {} chunks", import.chunks().len()),
-        || copies(local.address()),
-        || copies(import.address()),
+        |done, total| link.progress(&phase, done, total),
+        &mut [&mut || copies(local.address()), &mut || copies(chunks.address()), &mut || copies(import.address())],
     )?;
-    link.send(&Row { chunks: import.chunks().len(), bytes: rkey.len, batch, gbps })?;
+    let [alloc, vmm, imported] = samples.as_slice() else { return Err(Failure::new("measuring", "samples are missing")) };
+    link.send(&Row {
+        chunks: sizes.len(),
+        bytes: rkey.len,
+        batch,
+        gbps: Comparison::of(alloc, imported),
+        local_chunks: Comparison::of(alloc, vmm),
+        over_local_chunks: Comparison::of(vmm, imported),
+    })?;
     link.wait_for_end();
     import.close().map_err(gpu.at("unmapping the range"))
 }

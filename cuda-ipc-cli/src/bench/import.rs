@@ -4,7 +4,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
+use cuda_ipc_cache::{Cache, CacheOptions};
 use cuda_ipc_core::importer::{Access, Deadline, Import, ImportError, Peer};
+use cuda_ipc_core::key::Key;
+use cuda_ipc_core::rkey::Rkey;
 use serde::{Deserialize, Serialize};
 
 use super::samples::{Comparison, Spread, compare, micros};
@@ -22,6 +25,9 @@ use crate::size;
 pub(super) struct Settings {
     pub(super) rkey: String,
     pub(super) reps: u32,
+    /// Whether imports through a cache are measured, too.
+    #[serde(default)]
+    pub(super) cache: bool,
 }
 
 /// What was found for one number of chunks. Times are microseconds.
@@ -38,11 +44,24 @@ pub(super) struct Row {
     first_lookup: Spread,
     /// The same in a table that was read before: part of every import.
     known_lookup: Spread,
+    cached: Option<Cached>,
 }
 
-pub(super) fn measure(pairs: &Pairs, sizes: Vec<u64>, progress: &mut Progress) -> Measured<Row> {
+/// Import through a cache: a window of a known peer, and a lease of all of it.
+#[derive(Serialize, Deserialize)]
+struct Cached {
+    import: Comparison,
+    /// Of ours, opening the window.
+    window: Spread,
+    /// Of ours, the lease.
+    lease: Spread,
+    /// Chunks that each lease has imported.
+    imported_chunks: u64,
+}
+
+pub(super) fn measure(pairs: &Pairs, cache: bool, sizes: Vec<u64>, progress: &mut Progress) -> Measured<Row> {
     let (exporter, exported) = start_exporter(&pairs.common, sizes, progress)?;
-    let settings = Settings { rkey: exported.rkey, reps: pairs.reps };
+    let settings = Settings { rkey: exported.rkey, reps: pairs.reps, cache };
     let mut importer = PeerProcess::start(Role::BenchImporter, &settings, pairs.common.silence())?;
     let row = importer.receive(progress)?;
     progress.finish();
@@ -67,32 +86,45 @@ pub(super) fn tables(rows: &[Row]) -> Tables {
         "first look-up us",
         "look-up in a known table us",
     ]);
-    for Row { chunks, bytes, import, first_contact, connect, first_lookup, known_lookup } in rows {
-        imports.add_row([
-            chunks.to_string(),
-            size::human(*bytes),
-            import.floor.to_string(),
-            import.ours.to_string(),
-            format!("{:.3}", import.ratio_of_medians),
-            format!("{:.3}", import.median_of_pair_ratios),
-        ]);
+    let mut cached = table(&[
+        "chunks",
+        "floor us: min / median / max",
+        "window and lease us: min / median / max",
+        "ratio of medians",
+        "median of pair ratios",
+        "of it the window us",
+    ]);
+    let ratios = |pair: &Comparison| [format!("{:.3}", pair.ratio_of_medians), format!("{:.3}", pair.median_of_pair_ratios)];
+    for row in rows {
+        let chunks = row.chunks.to_string();
+        let [of_medians, of_pairs] = ratios(&row.import);
+        let (floor, ours) = (row.import.floor.to_string(), row.import.ours.to_string());
+        imports.add_row([chunks.clone(), size::human(row.bytes), floor, ours, of_medians, of_pairs]);
         contacts.add_row([
-            chunks.to_string(),
-            first_contact.to_string(),
-            connect.to_string(),
-            first_lookup.to_string(),
-            known_lookup.to_string(),
+            chunks.clone(),
+            row.first_contact.to_string(),
+            row.connect.to_string(),
+            row.first_lookup.to_string(),
+            row.known_lookup.to_string(),
         ]);
+        if let Some(Cached { import, window, .. }) = &row.cached {
+            let [of_medians, of_pairs] = ratios(import);
+            cached.add_row([chunks, import.floor.to_string(), import.ours.to_string(), of_medians, of_pairs, window.to_string()]);
+        }
     }
-    vec![
+    let mut tables = vec![
         ("Import from a known peer", imports),
         ("What a first contact adds: connect and first look-up, less the look-up that every import does", contacts),
-    ]
+    ];
+    if rows.iter().any(|row| row.cached.is_some()) {
+        tables.push(("Import through a cache: a fresh window of a known peer, and a lease of all of it", cached));
+    }
+    tables
 }
 
 /// The importing process.
 pub(crate) fn child(link: &mut Link) -> Result<(), Failure> {
-    let Settings { rkey, reps } = link.receive()?;
+    let Settings { rkey, reps, cache } = link.receive()?;
     limits::raise_open_files();
     let (rkey, key) = decode(&rkey)?;
     let gpu = Gpu::with_uuid(rkey.device)?;
@@ -146,7 +178,8 @@ pub(crate) fn child(link: &mut Link) -> Result<(), Failure> {
         import.close().map_err(gpu.at("unmapping the range"))?;
         Ok(micros(elapsed))
     };
-    let import = compare(reps, link, &format!("import of {} chunks", chunks.len()), floor, ours)?;
+    let import = compare(reps, link, &format!("import of {} chunks", chunks.len()), &floor, ours)?;
+    let cached = if cache { Some(cached(&gpu, &rkey, &key, reps, link, floor)?) } else { None };
     link.send(&Row {
         chunks: chunks.len(),
         bytes: rkey.len,
@@ -155,9 +188,51 @@ pub(crate) fn child(link: &mut Link) -> Result<(), Failure> {
         connect: Spread::of(&connects),
         first_lookup: Spread::of(&first_lookups),
         known_lookup,
+        cached,
     })?;
     link.wait_for_end();
     Ok(())
+}
+
+/// The same through a cache, against the same floor.
+fn cached(
+    gpu: &Gpu,
+    rkey: &Rkey,
+    key: &Key,
+    reps: u32,
+    link: &mut Link,
+    floor: impl FnMut() -> Result<f64, Failure>,
+) -> Result<Cached, Failure> {
+    let mut options = CacheOptions::default();
+    // Whatever it would do, it would do it in the middle of something that is timed.
+    options.sweep = false;
+    let cache = Cache::new(*gpu.cuda(), options);
+    let open = |writable| cache.window(key, gpu.ordinal(), writable, Deadline::after(DEADLINE)).map_err(Failure::at("opening a window"));
+    let (mut windows, mut leases, mut counts) = (Vec::new(), Vec::new(), Vec::new());
+    let ours = || {
+        // Makes the peer known and its table read, by a window that is not used.
+        let known = open(true)?;
+        known.peer().lookup(rkey.base, rkey.len).map_err(gpu.at("looking the chunks up"))?;
+        let (before, deadline) = (cache.stats().imported_chunks, Deadline::after(DEADLINE));
+        let start = Instant::now();
+        let window = open(false)?;
+        let opened = start.elapsed();
+        let lease = window.lease(rkey.base, rkey.len, deadline).map_err(Failure::at("leasing the range"))?;
+        let leased = start.elapsed();
+        drop(lease);
+        counts.push(cache.stats().imported_chunks - before);
+        windows.push(micros(opened));
+        leases.push(micros(leased - opened));
+        // So that the next window is a fresh one.
+        cache.purge_peer(key.nonce);
+        Ok(micros(leased))
+    };
+    let import = compare(reps, link, "import through a cache", floor, ours)?;
+    let imported_chunks = counts.first().copied().unwrap_or_default();
+    if counts.iter().any(|&count| count != imported_chunks) {
+        return Err(Failure::new("importing through a cache", "the leases have imported different numbers of chunks"));
+    }
+    Ok(Cached { import, window: Spread::of(&windows), lease: Spread::of(&leases), imported_chunks })
 }
 
 /// The least that importing can be: the calls that nobody can leave out, with all they need known beforehand.

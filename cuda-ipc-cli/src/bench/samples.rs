@@ -69,23 +69,36 @@ pub(crate) fn compare(
     mut floor: impl FnMut() -> Result<f64, Failure>,
     mut ours: impl FnMut() -> Result<f64, Failure>,
 ) -> Result<Comparison, Failure> {
+    let samples = take_turns(reps, |done, total| link.progress(phase, done, total), &mut [&mut floor, &mut ours])?;
+    let of = |at: usize| samples.get(at).map_or(&[][..], Vec::as_slice);
+    Ok(Comparison::of(of(0), of(1)))
+}
+
+/// One way to do something; says what it took.
+pub(crate) type Way<'a> = &'a mut dyn FnMut() -> Result<f64, Failure>;
+
+/// Goes through all ways in turn, `reps` times, each second time in reverse order, after two times that do not count. Samples by way.
+pub(crate) fn take_turns(
+    reps: u32,
+    mut progress: impl FnMut(u64, u64) -> Result<(), Failure>,
+    ways: &mut [Way<'_>],
+) -> Result<Vec<Vec<f64>>, Failure> {
     const WARM_UP: u32 = 2;
-    let (mut floors, mut all_ours) = (Vec::new(), Vec::new());
-    for pair in 0..WARM_UP + reps {
-        let (floor, ours) = if pair % 2 == 0 {
-            let floor = floor()?;
-            (floor, ours()?)
-        } else {
-            let ours = ours()?;
-            (floor()?, ours)
-        };
-        if pair >= WARM_UP {
-            floors.push(floor);
-            all_ours.push(ours);
+    let mut samples = vec![Vec::new(); ways.len()];
+    for turn in 0..WARM_UP + reps {
+        let mut all: Vec<_> = ways.iter_mut().zip(&mut samples).collect();
+        if turn % 2 != 0 {
+            all.reverse();
         }
-        link.progress(phase, (pair + 1).into(), (WARM_UP + reps).into())?;
+        for (way, samples) in all {
+            let sample = way()?;
+            if turn >= WARM_UP {
+                samples.push(sample);
+            }
+        }
+        progress((turn + 1).into(), (WARM_UP + reps).into())?;
     }
-    Ok(Comparison::of(&floors, &all_ours))
+    Ok(samples)
 }
 
 /// Microseconds, to the nanosecond.
@@ -96,7 +109,7 @@ pub(crate) fn micros(duration: Duration) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Comparison, Spread};
+    use super::{Comparison, Spread, take_turns};
 
     #[test]
     fn a_median_is_the_middle_or_the_mean_of_two() {
@@ -111,5 +124,17 @@ mod tests {
         let comparison = Comparison::of(&[1.0, 2.0, 4.0], &[3.0, 2.0, 4.0]);
         assert!((comparison.ratio_of_medians - 1.5).abs() < 1e-12);
         assert!((comparison.median_of_pair_ratios - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn turns_alternate_and_the_first_two_do_not_count() {
+        let order = core::cell::RefCell::new(Vec::new());
+        let way = |name: u8| {
+            order.borrow_mut().push(name);
+            Ok(f64::from(name))
+        };
+        let samples = take_turns(2, |_, _| Ok(()), &mut [&mut || way(1), &mut || way(2), &mut || way(3)]).expect("samples");
+        assert_eq!(order.into_inner(), [1, 2, 3, 3, 2, 1, 1, 2, 3, 3, 2, 1]);
+        assert_eq!(samples, [[1.0; 2], [2.0; 2], [3.0; 2]]);
     }
 }

@@ -21,23 +21,46 @@ pub(crate) struct Chunks<'g> {
 impl<'g> Chunks<'g> {
     /// Makes chunks of these sizes. A POSIX fd can be had for each.
     pub(crate) fn new(gpu: &'g Gpu, sizes: &[u64]) -> Result<Self, Failure> {
-        let len = sizes.iter().sum();
+        Self::with_room(gpu, sizes, 0)
+    }
+
+    /// The same in a reservation that has `room` for more at its end.
+    pub(crate) fn with_room(gpu: &'g Gpu, sizes: &[u64], room: u64) -> Result<Self, Failure> {
+        let filled = sizes.iter().sum();
+        let len = filled + room;
         let address = gpu.reserve(len).map_err(gpu.at("reserving address space"))?;
         let mut chunks = Self { gpu, address, len, mapped: 0 };
         for (at, &size) in sizes.iter().enumerate() {
-            let handle = gpu.create(size).map_err(|error| {
-                let failure = gpu.at(&format!("creating chunk {at} of {}", sizes.len()))(error);
-                with_free_memory(gpu, failure, len)
-            })?;
-            let mapping = gpu.map(address + chunks.mapped, size, handle);
-            // The mapping keeps the memory alive.
-            let release = gpu.release(handle);
-            mapping.map_err(gpu.at("mapping a chunk"))?;
-            chunks.mapped += size;
-            release.map_err(gpu.at("releasing a chunk's handle"))?;
+            chunks.map(size, || format!("chunk {at} of {}", sizes.len()), len)?;
         }
-        gpu.set_access(address, len, true).map_err(gpu.at("giving access to the chunks"))?;
+        gpu.set_access(address, filled, true).map_err(gpu.at("giving access to the chunks"))?;
         Ok(chunks)
+    }
+
+    /// Adds a chunk at the end of what is mapped.
+    pub(crate) fn push(&mut self, size: u64) -> Result<(), Failure> {
+        let at = self.address + self.mapped;
+        self.map(size, || "one more chunk".to_owned(), size)?;
+        self.gpu.set_access(at, size, true).map_err(self.gpu.at("giving access to one more chunk"))
+    }
+
+    /// Unmaps the last chunk, of this size.
+    pub(crate) fn pop(&mut self, size: u64) -> Result<(), Failure> {
+        self.gpu.unmap(self.address + self.mapped - size, size).map_err(self.gpu.at("unmapping a chunk"))?;
+        self.mapped -= size;
+        Ok(())
+    }
+
+    /// Creates a chunk and maps it at the end of what is mapped.
+    fn map(&mut self, size: u64, name: impl Fn() -> String, wanted: u64) -> Result<(), Failure> {
+        let gpu = self.gpu;
+        let handle = gpu.create(size).map_err(|error| with_free_memory(gpu, gpu.at(&format!("creating {}", name()))(error), wanted))?;
+        let mapping = gpu.map(self.address + self.mapped, size, handle);
+        // The mapping keeps the memory alive.
+        let release = gpu.release(handle);
+        mapping.map_err(gpu.at("mapping a chunk"))?;
+        self.mapped += size;
+        release.map_err(gpu.at("releasing a chunk's handle"))
     }
 
     pub(crate) const fn address(&self) -> u64 {
@@ -52,10 +75,8 @@ impl<'g> Chunks<'g> {
     pub(crate) fn free(mut self, step: u64) -> Result<Duration, Failure> {
         let start = Instant::now();
         while self.mapped != 0 {
-            let len = step.min(self.mapped);
             // From the end, so that what is left is still one piece.
-            self.gpu.unmap(self.address + self.mapped - len, len).map_err(self.gpu.at("unmapping chunks"))?;
-            self.mapped -= len;
+            self.pop(step.min(self.mapped))?;
         }
         Ok(start.elapsed())
     }
