@@ -2,64 +2,17 @@
 //!
 //! The fake driver's folder is in `CUDA_IPC_FAKE_DRIVER_DIR`, which `cargo xtask test` sets. Without it the tests that need a driver say so and pass.
 
+mod support;
+
 use core::time::Duration;
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Instant;
 
 use serde_json::Value;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_cuda-ipc");
-
-/// The program, with no driver at all.
-fn program(args: &[&str]) -> Command {
-    let mut command = Command::new(PROGRAM);
-    command.args(args).stdin(Stdio::null());
-    command
-}
-
-fn run(mut command: Command) -> (i32, String, String) {
-    let Output { status, stdout, stderr } = command.output().expect("the program starts");
-    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
-    (status.code().expect("no signal"), text(stdout), text(stderr))
-}
-
-/// A fake machine of its own, removed afterwards.
-struct Fake {
-    driver: PathBuf,
-    machine: PathBuf,
-}
-
-impl Fake {
-    fn new(test: &str) -> Option<Self> {
-        let Some(driver) = std::env::var_os("CUDA_IPC_FAKE_DRIVER_DIR") else {
-            println!("skipped {test}: CUDA_IPC_FAKE_DRIVER_DIR is not set; run `cargo xtask test`");
-            return None;
-        };
-        let shm = Path::new("/dev/shm");
-        let parent = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
-        let machine = parent.join(format!("cuda-ipc-cli-{test}-{}", std::process::id()));
-        std::fs::create_dir(&machine).expect("a folder for the fake machine");
-        Some(Self { driver: driver.into(), machine })
-    }
-
-    fn program(&self, args: &[&str]) -> Command {
-        let mut command = program(args);
-        command.env("LD_LIBRARY_PATH", &self.driver).env("FAKE_CUDA_DIR", &self.machine).env_remove("CUDA_VISIBLE_DEVICES");
-        command
-    }
-
-    fn run(&self, args: &[&str]) -> (i32, String, String) {
-        run(self.program(args))
-    }
-}
-
-impl Drop for Fake {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.machine);
-    }
-}
+use support::{Fake, PROGRAM, program, run};
 
 /// Hex digits of a golden file of cuda-ipc-core, without its comments.
 fn golden(name: &str) -> String {
@@ -390,26 +343,4 @@ fn inspect_reaches_a_living_exporter() {
     let (code, out, _) = run(program(&["inspect", &rkey]));
     assert_eq!(code, 0);
     assert!(out.contains("no such process here") && out.contains("ESRCH"), "{out}");
-}
-
-#[test]
-fn benches_report_what_they_measured() {
-    let Some(fake) = Fake::new("bench") else { return };
-    for (bench, comparison) in [("import", "import"), ("export", "export_and_release"), ("bandwidth", "gbps")] {
-        let (code, out, err) = fake.run(&["bench", bench, "--chunks", "1,3", "--reps", "3", "--json"]);
-        assert_eq!(code, 0, "{bench}: {err}");
-        let report: Value = serde_json::from_str(&out).expect("one JSON object");
-        assert_eq!((&report["bench"], &report["driver"], &report["reps"]), (&bench.into(), &"fake".into(), &3.into()));
-        let rows = report["rows"].as_array().expect("rows");
-        assert_eq!(rows.iter().map(|row| &row["chunks"]).collect::<Vec<_>>(), [1, 3]);
-        for row in rows {
-            let comparison = &row[comparison];
-            for number in [&comparison["ratio_of_medians"], &comparison["median_of_pair_ratios"], &comparison["ours"]["min"]] {
-                assert!(number.as_f64().is_some_and(|number| number > 0.0), "{bench}: {out}");
-            }
-        }
-        let (code, out, _) = fake.run(&["bench", bench, "--chunks", "1", "--reps", "1"]);
-        assert_eq!(code, 0);
-        assert!(out.starts_with(&format!("bench {bench}: driver=fake")) && out.contains("ratio of medians"), "{out}");
-    }
 }
