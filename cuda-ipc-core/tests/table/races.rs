@@ -81,15 +81,16 @@ fn act(words: &Words, step: Step) {
     }
 }
 
-/// Runs `look_up` with the steps at all pairs of positions: the first `at` loads after the start, the others `gap` loads later each.
+/// Runs `look_up` with the groups of steps at all pairs of positions: the first `at` loads after the start, the others `gap` loads later each.
 ///
 /// Each answer must be the answer of some moment between start and end, or `also`.
 fn at_all_positions<T: PartialEq + core::fmt::Debug>(
     before: &[Step],
-    steps: &[Step],
+    groups: &[&[Step]],
     look_up: impl Fn(&Reader<'_, Hooked>) -> T,
     also: impl Fn(&T) -> bool,
 ) {
+    let steps = groups.concat();
     let still = |steps: &[Step]| {
         let words = table();
         before.iter().chain(steps).for_each(|step| act(&words, *step));
@@ -103,15 +104,15 @@ fn at_all_positions<T: PartialEq + core::fmt::Debug>(
             before.iter().for_each(|step| act(&words, *step));
             let reader = reader(&words);
             EVENTS.with_borrow_mut(|events| {
-                for (number, step) in steps.iter().copied().enumerate().rev() {
-                    let words = Rc::clone(&words);
-                    events.push((if number == 0 { at } else { gap }, Box::new(move || act(&words, step))));
+                for (number, group) in groups.iter().enumerate().rev() {
+                    let (words, group) = (Rc::clone(&words), group.to_vec());
+                    events.push((if number == 0 { at } else { gap }, Box::new(move || group.iter().for_each(|step| act(&words, *step)))));
                 }
             });
             let answer = look_up(&reader);
             let left = EVENTS.take().len();
-            assert!(moments.contains(&answer) || also(&answer), "{answer:?} at {at}+{gap}: {steps:?}; could be {moments:?}");
-            if left == steps.len() {
+            assert!(moments.contains(&answer) || also(&answer), "{answer:?} at {at}+{gap}: {groups:?}; could be {moments:?}");
+            if left == groups.len() {
                 break;
             }
             positions += 1;
@@ -136,12 +137,15 @@ fn chunk_at_sees_some_moment() {
     let one = |address: u64| move |reader: &Reader<'_, Hooked>| seen(reader.chunk_at(address));
     let never = |_: &_| false;
     for address in [3 * GRANULE, 4 * GRANULE + 5, 6 * GRANULE] {
-        at_all_positions(&[old], &[Step::Retire(0)], one(address), never);
-        at_all_positions(&[], &[old], one(address), never);
-        at_all_positions(&[old], &[Step::Retire(0), other_place], one(address), never);
-        at_all_positions(&[old], &[Step::Retire(0), same_place], one(address), never);
-        at_all_positions(&[old], &[Step::Retire(0), same_place_other_slot], one(address), never);
-        at_all_positions(&[old], &[Step::Retire(0), other_place, Step::Retire(0), same_place], one(address), never);
+        let die = Step::Retire(0);
+        at_all_positions(&[old], &[&[die]], one(address), never);
+        at_all_positions(&[], &[&[old]], one(address), never);
+        for new in [other_place, same_place, same_place_other_slot] {
+            at_all_positions(&[old], &[&[die], &[new]], one(address), never);
+        }
+        // The slot moves away and comes back: step by step, and both times at once.
+        at_all_positions(&[old], &[&[die], &[other_place], &[die], &[same_place]], one(address), never);
+        at_all_positions(&[old], &[&[die, other_place], &[die, same_place]], one(address), never);
     }
 }
 
@@ -150,8 +154,10 @@ fn chunk_in_sees_some_moment() {
     let old = Step::Publish(0, vmm(3, 2, 10, 1));
     let new = Step::Publish(0, vmm(6, 1, 11, 2));
     let one = |reader: &Reader<'_, Hooked>| reader.chunk_in(0);
-    at_all_positions(&[old], &[Step::Retire(0), new], one, |_| false);
-    at_all_positions(&[old], &[Step::Retire(0), new, Step::Retire(0), old], one, |_| false);
+    let die = Step::Retire(0);
+    at_all_positions(&[old], &[&[die], &[new]], one, |_| false);
+    at_all_positions(&[old], &[&[die], &[new], &[die], &[old]], one, |_| false);
+    at_all_positions(&[old], &[&[die, new], &[die, old]], one, |_| false);
 }
 
 /// Two chunks make room for one that covers both: a walk that has read the first finds the new one in the middle. That is a race, not a lie.
@@ -165,7 +171,9 @@ fn walk_over_chunks_that_merge_is_unsettled_not_inconsistent() {
             || matches!(&answer[..], [Err(error)] if *error == end)
     };
     let hole = LookupError::NoChunk(4 * GRANULE);
-    at_all_positions(&before, &steps, walk, |answer| first_then(answer, LookupError::Unsettled) || first_then(answer, hole));
+    at_all_positions(&before, &[&steps[..1], &steps[1..2], &steps[2..]], walk, |answer| {
+        first_then(answer, LookupError::Unsettled) || first_then(answer, hole)
+    });
 
     // The plain case, without a search for the position.
     let words = table();
