@@ -1,7 +1,7 @@
 //! What the tests of the cache share: a process with a cache, and exporters at its command.
 
 use core::time::Duration;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use cuda_ipc_cache::{Cache, CacheError, CacheOptions, Lease, Window};
@@ -120,4 +120,29 @@ pub(crate) fn window(cache: &Cache, rkey: &Rkey) -> Arc<Window> {
 
 pub(crate) fn try_window(cache: &Cache, rkey: &Rkey) -> Result<Arc<Window>, CacheError> {
     cache.window(&key(rkey), 0, false, soon())
+}
+
+const UNSHARE: [&str; 6] = ["--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"];
+
+/// Whether this process may make PID namespaces; says so where a test is skipped because it may not.
+pub(crate) fn can_make_pid_namespaces() -> bool {
+    let made = Command::new("unshare").args(UNSHARE).arg("true").stderr(Stdio::null()).status().is_ok_and(|status| status.success());
+    if !made {
+        println!("skipped: no PID namespace can be made here");
+    }
+    made
+}
+
+/// Makes the command run as pid 1 of a PID namespace of its own.
+pub(crate) fn in_pid_namespace(command: &mut Command) {
+    let mut under = Command::new("unshare");
+    under.args(UNSHARE).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => under.env(name, value),
+            None => under.env_remove(name),
+        };
+    }
+    *command = under;
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
 }
