@@ -14,6 +14,7 @@ mod gen_bindings;
 mod no_std;
 mod test;
 mod tidy;
+mod ucx;
 mod workspace;
 
 use workspace::{Failure, Workspace};
@@ -38,6 +39,7 @@ const TASKS: &[Task] = &[
         run: demo::run,
     },
     Task { name: "tidy", usage: tidy::USAGE, help: "what lints cannot check: layers, names, licences, documents", run: tidy::run },
+    Task { name: "ucx", usage: ucx::USAGE, help: "UCX releases with the preload library, on the fake driver", run: ucx::run },
     Task { name: "fuzz", usage: fuzz::USAGE, help: "fuzz one target or all of them, for longer than `test` does", run: fuzz::run },
     Task {
         name: "no-std",

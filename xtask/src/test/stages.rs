@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::driver::{FakeDriver, Profile};
 use crate::workspace::{Failure, Workspace};
-use crate::{demo, fuzz, gen_bindings, no_std, tidy};
+use crate::{demo, fuzz, gen_bindings, no_std, tidy, ucx};
 
 /// One stage.
 pub(super) struct Stage {
@@ -37,6 +37,7 @@ pub(super) const STAGES: &[Stage] = &[
     Stage { name: "bindings", help: "the CUDA types are what the pinned headers give", slow: true, run: bindings },
     Stage { name: "loom", help: "every interleaving of the small concurrency models", slow: true, run: loom },
     Stage { name: "fuzz", help: "each fuzz target for some seconds", slow: true, run: fuzz },
+    Stage { name: "ucx", help: "UCX releases with the preload library (all of them: cargo xtask ucx --all-ucx)", slow: true, run: ucx },
     Stage { name: "demo", help: "the demo shares and verifies memory", slow: true, run: demo },
 ];
 
@@ -179,5 +180,10 @@ fn demo(workspace: &Workspace) -> Outcome {
     for args in DEMOS {
         demo::check(workspace, args)?;
     }
+    Ok(Done::Passed)
+}
+
+fn ucx(workspace: &Workspace) -> Outcome {
+    ucx::run(workspace, &[])?;
     Ok(Done::Passed)
 }
