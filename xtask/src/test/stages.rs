@@ -1,6 +1,7 @@
 //! The stages of `test`: one function each, in the order in which they run.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
 
 use crate::driver::{FakeDriver, Profile};
 use crate::workspace::{Failure, Workspace};
@@ -135,15 +136,16 @@ fn bindings(workspace: &Workspace) -> Outcome {
 fn loom(workspace: &Workspace) -> Outcome {
     let models = loom_models(workspace)?;
     if models.is_empty() {
-        return Ok(Done::Skipped("no crate has a file tests/loom*.rs".to_owned()));
+        return Ok(Done::Skipped("no crate has a test whose name begins with loom".to_owned()));
     }
-    for (package, test) in &models {
+    for (package, tests) in &models {
         let features = LOOM_FEATURES.iter().find(|(name, _)| name == package).map(|(_, features)| *features);
         // A target folder of its own: the flag goes to every dependency and would rebuild all of them twice.
         workspace
-            .cargo(&format!("test --release --package {package} --test {test} --target-dir"))
+            .cargo(&format!("test --release --no-fail-fast --package {package} --target-dir"))
             .arg(workspace.target.join("loom"))
             .args(features)
+            .args(tests.iter().flat_map(|test| ["--test", test]))
             .env("RUSTFLAGS", "--cfg loom")
             // A model that fails says where without it, and building is most of this stage's time.
             .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
@@ -152,23 +154,24 @@ fn loom(workspace: &Workspace) -> Outcome {
     Ok(Done::Passed)
 }
 
-/// Package and test name of every `PACKAGE/tests/loom*.rs`; our folders have their packages' names.
-fn loom_models(workspace: &Workspace) -> Result<Vec<(String, String)>, Failure> {
-    let mut models = Vec::new();
-    for package in workspace.shell.read_dir(&workspace.root)?.iter().filter(|folder| folder.join("tests").is_dir()) {
-        for file in workspace.shell.read_dir(package.join("tests"))? {
-            if let (Some(package), Some(test)) = (name(package), name(&file).and_then(|file| file.strip_suffix(".rs").map(str::to_owned)))
+/// The tests `PACKAGE/tests/loom*`, files or folders, by package; our folders have their packages' names.
+fn loom_models(workspace: &Workspace) -> Result<BTreeMap<String, Vec<String>>, Failure> {
+    let mut models: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for folder in workspace.shell.read_dir(&workspace.root)?.iter().filter(|folder| folder.join("tests").is_dir()) {
+        for path in workspace.shell.read_dir(folder.join("tests"))? {
+            let is_test = path.extension().is_some_and(|extension| extension == "rs") || path.join("main.rs").is_file();
+            if let (true, Some(package), Some(test)) = (is_test, name(folder.file_name()), name(path.file_stem()))
                 && test.starts_with("loom")
             {
-                models.push((package, test));
+                models.entry(package).or_default().push(test);
             }
         }
     }
     Ok(models)
 }
 
-fn name(path: &Path) -> Option<String> {
-    Some(path.file_name()?.to_str()?.to_owned())
+fn name(part: Option<&OsStr>) -> Option<String> {
+    Some(part?.to_str()?.to_owned())
 }
 
 fn fuzz(workspace: &Workspace) -> Outcome {
