@@ -187,15 +187,7 @@ impl Walk {
             (State::Describe, Event::Chunk(None)) => self.fail(Cause::Hole),
             (State::Retain(facts), Event::Done) => State::Export(facts),
             (State::Export(facts), Event::Done) => State::Release(facts),
-            (State::Export(facts), Event::Refused(cause)) => {
-                self.fail(cause);
-                State::ReleaseAndFail(facts)
-            }
             (State::Release(facts), Event::Done) => State::Recheck(facts),
-            (State::Release(_), Event::Refused(cause)) => {
-                self.fail(cause);
-                State::CloseAndFail
-            }
             (State::Recheck(facts), Event::Id(id)) => {
                 if id == Some(facts.buffer_id) {
                     State::Publish(facts)

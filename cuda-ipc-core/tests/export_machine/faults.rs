@@ -1,6 +1,6 @@
 //! All small worlds with no fault, one fault and two.
 
-use cuda_ipc_core::export::{Action, Event, Walk};
+use cuda_ipc_core::export::{Action, ChunkFacts, Event, Walk};
 use cuda_ipc_core::reason::Cause;
 use cuda_ipc_core::table::GRANULE;
 
@@ -100,6 +100,17 @@ fn a_chunk_that_keeps_changing_ends_the_walk() {
     assert_eq!(world.actions, 1 + 4 * 7 + 1);
 }
 
+/// Each chunk has its own attempts: three replacements of one do not count against the next.
+#[test]
+fn attempts_are_counted_for_each_chunk() {
+    // Find, describe, retain, export, release, compare, close: the comparison is the sixth after the reservation's query, and so on. The fourth attempt
+    // ends with the publication, at 28.
+    let three_times = |start: usize| [6, 13, 20].map(|at| (start + at, Fault::Replace));
+    let (result, world) = World::new(&[Before::Unknown; 3], 0, [0, 28, 56].into_iter().flat_map(three_times)).check();
+    assert_eq!((result, world.actions), (Ok((BASE, LEN)), 1 + 3 * 28));
+    world.assert_all_counted();
+}
+
 #[test]
 fn a_range_that_cannot_be() {
     for (address, len) in [(BASE, 0), (u64::MAX, 2), (u64::MAX - 5, u64::MAX)] {
@@ -132,7 +143,7 @@ fn a_range_that_leaves_its_reservation() {
 }
 
 /// Describes the chunk around a cursor in the middle of a reservation, as the driver answers it, and says what the walk does next.
-fn described(facts: cuda_ipc_core::export::ChunkFacts) -> Action {
+fn described(facts: ChunkFacts) -> Action {
     let mut walk = entered(6 * GRANULE + 5, GRANULE, (4 * GRANULE, 8 * GRANULE));
     assert_eq!(walk.next(), Action::Find(6 * GRANULE + 5));
     walk.report(Event::Known(None));
@@ -143,7 +154,7 @@ fn described(facts: cuda_ipc_core::export::ChunkFacts) -> Action {
 
 #[test]
 fn only_a_chunk_around_the_cursor_and_inside_the_reservation_is_taken() {
-    let chunk = |base, len| cuda_ipc_core::export::ChunkFacts { base, len, buffer_id: 1 };
+    let chunk = |base, len| ChunkFacts { base, len, buffer_id: 1 };
     for good in [chunk(6 * GRANULE, GRANULE), chunk(4 * GRANULE, 8 * GRANULE)] {
         assert_eq!(described(good), Action::Retain(good));
     }
@@ -156,4 +167,23 @@ fn only_a_chunk_around_the_cursor_and_inside_the_reservation_is_taken() {
     for unaligned in [chunk(6 * GRANULE + 1, GRANULE), chunk(6 * GRANULE, GRANULE + 4096)] {
         assert_eq!(described(unaligned), Action::Uncount, "{unaligned:?}");
     }
+}
+
+/// Only the first chunk may begin before the cursor: a later one that does has replaced its neighbour, which was counted before.
+#[test]
+fn a_later_chunk_begins_where_its_neighbour_ends() {
+    let chunk = |base, len| ChunkFacts { base: base * GRANULE, len: len * GRANULE, buffer_id: 1 };
+    let mut walk = entered(5 * GRANULE, 3 * GRANULE, (4 * GRANULE, 8 * GRANULE));
+    walk.report(Event::Known(Some(chunk(4, 2))));
+    walk.report(Event::Id(Some(1)));
+    assert_eq!(walk.next(), Action::Count(chunk(4, 2)));
+    walk.report(Event::Done);
+    for _ in 0..2 {
+        assert_eq!(walk.next(), Action::Find(6 * GRANULE));
+        walk.report(Event::Known(None));
+        walk.report(Event::Chunk(Some(chunk(4, 4))));
+    }
+    walk.report(Event::Known(None));
+    walk.report(Event::Chunk(Some(chunk(6, 2))));
+    assert_eq!(walk.next(), Action::Retain(chunk(6, 2)));
 }
