@@ -10,12 +10,18 @@ use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
 enum Step {
-    Insert { start: u64, len: u64 },
+    Insert {
+        start: u64,
+        len: u64,
+    },
     /// Of the ranges that are there, this one, modulo their number.
     Remove(usize),
     /// Keeps those whose number this does not divide.
     Retain(u64),
-    Find { address: u64, len: u64 },
+    Find {
+        address: u64,
+        len: u64,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
