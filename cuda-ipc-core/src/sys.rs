@@ -1,10 +1,10 @@
 //! The islands of unsafe code: each file wraps one foreign interface so that the rest of the crate is safe code.
 //!
 //! - [`driver`]: calls of the CUDA driver.
-//! - [`table_file`]: the memory files of export tables, mapped.
-//! - [`fork`]: process identity.
-//! - [`process_fd`]: fds that a forked child must not keep.
-//! - [`thread`]: threads of ours that take no signals.
+//! - `table_file.rs`: the memory files of export tables, mapped.
+//! - `fork.rs`: process identity.
+//! - `process_fd.rs`: fds that a forked child must not keep.
+//! - `thread.rs`: threads of ours that take no signals.
 
 pub mod driver;
 pub(crate) mod fork;
