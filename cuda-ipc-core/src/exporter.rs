@@ -2,15 +2,17 @@
 //!
 //! An [`Exporter`] owns one export table. [`Exporter::export`] walks a range (`walk.rs` runs the machine of [`crate::export`]), publishes what the table lacks
 //! and returns an [`Export`], which holds the key and counts as one user of each chunk. A chunk leaves the table when its last export is released, when the
-//! owner of the memory says that it goes ([`Exporter::retire`]), or when a sweep finds it gone (`sweep.rs`). `state.rs` is the bookkeeping behind all of this;
-//! no lock of it is held across a driver call.
+//! owner of the memory says that it goes ([`Exporter::retire`]), or when a sweep finds it gone (`sweep.rs`). `broker.rs` hands fds to importers that may not fetch
+//! them. `state.rs` is the bookkeeping behind all of this; no lock of it is held across a driver call.
 
+mod broker;
 mod state;
 mod sweep;
 mod walk;
 
 use core::fmt;
 use core::time::Duration;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::export::Walk;
@@ -22,10 +24,13 @@ use crate::sys::table_file::OwnTable;
 use crate::sys::{SyscallError, failed, fork};
 use crate::table::{ChunkId, Layout, Writer};
 
+pub use broker::BrokerFailures;
+
+use broker::Broker;
 use state::State;
 
 /// Settings of an [`Exporter`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExporterOptions {
     /// How often a thread looks for chunks whose memory has gone without a word. `None`: never; then [`Exporter::sweep`] is the caller's to call. A pass
@@ -33,11 +38,28 @@ pub struct ExporterOptions {
     pub sweep_interval: Option<Duration>,
     /// How many fds of the soft RLIMIT_NOFILE are left to the application. Chunks past the rest are published without an fd.
     pub fd_reserve: u64,
+    /// Whether importers that may not fetch fds, or are in another PID namespace, can ask for them at a socket. It has an abstract name, which importers in the
+    /// same network namespace can reach, and is served by a thread from the first export on until a moment after the last one was released.
+    pub broker: bool,
+    /// A directory in which the socket is to have a file too, for importers in other network namespaces. It has to belong to this user or root; it is made
+    /// if it is not there.
+    pub socket_dir: Option<PathBuf>,
+    /// Permission bits that the directory may have at most. What others may do there can keep importers away; it cannot deceive them.
+    pub socket_dir_mode: u32,
+    /// Users besides this process's own whose importers are served, as this user namespace numbers them.
+    pub allowed_uids: Vec<u32>,
 }
 
 impl Default for ExporterOptions {
     fn default() -> Self {
-        Self { sweep_interval: Some(Duration::from_millis(100)), fd_reserve: 256 }
+        Self {
+            sweep_interval: Some(Duration::from_millis(100)),
+            fd_reserve: 256,
+            broker: true,
+            socket_dir: None,
+            socket_dir_mode: 0o700,
+            allowed_uids: Vec::new(),
+        }
     }
 }
 
@@ -55,6 +77,7 @@ pub(crate) struct Shared {
     identity: Identity,
     options: ExporterOptions,
     state: Mutex<State>,
+    broker: Broker,
 }
 
 /// What every key of this exporter says about its process.
@@ -100,7 +123,7 @@ impl Exporter {
         let table = OwnTable::create()?;
         Writer::create(table.words(), Layout::STANDARD, identity.nonce).ok_or(SyscallError { call: "mmap", errno: libc::ENOMEM })?;
         fork::add_own_nonce(identity.nonce.0);
-        Ok(Self { shared: Arc::new(Shared { cuda, table, identity, options, state: Mutex::default() }) })
+        Ok(Self { shared: Arc::new(Shared { cuda, table, identity, options, state: Mutex::default(), broker: Broker::default() }) })
     }
 
     /// Publishes all chunks of `[address, address + len)` and returns the export, whose key any process on this machine may be given.
@@ -112,21 +135,25 @@ impl Exporter {
         let mut walk = Walk::new(address, len);
         let run = self.shared.run(&mut walk);
         match walk.into_result() {
-            Ok((base, reservation_len)) => Ok(Export {
-                shared: self.shared.clone(),
-                key: self.shared.key(base, reservation_len),
-                address,
-                len,
-                device: run.device,
-                chunks: run.covered,
-            }),
+            Ok((base, reservation_len)) => {
+                self.shared.ensure_broker();
+                Ok(Export {
+                    shared: self.shared.clone(),
+                    key: self.shared.key(base, reservation_len),
+                    address,
+                    len,
+                    device: run.device,
+                    chunks: run.covered,
+                })
+            }
             Err((cause, address)) => Err(NoIpc { cause, address }),
         }
     }
 
     /// Retires every published chunk that touches `[address, address + len)`, and stops exports in progress from publishing one.
     ///
-    /// For the owner of the memory, right *before* it unmaps or frees it: when this returns, importers know that the chunks are dead and no fd pins them.
+    /// For the owner of the memory, right *before* it unmaps or frees it: when this returns, importers know that the chunks are dead and no fd pins them, but
+    /// one that is on its way to an importer this moment.
     /// Returns how many chunks were retired. Makes no driver call.
     pub fn retire(&self, address: u64, len: u64) -> usize {
         if !self.shared.is_current() {
@@ -151,6 +178,11 @@ impl Exporter {
     /// The table's nonce: a key with it was made by this exporter.
     pub fn nonce(&self) -> Nonce {
         self.shared.identity.nonce
+    }
+
+    /// Why importers cannot reach the broker by one of its names, as far as the last beginning has shown. An export does not fail for that.
+    pub fn broker_failures(&self) -> BrokerFailures {
+        if self.shared.is_current() { self.shared.broker.failures() } else { BrokerFailures::default() }
     }
 
     /// Counts as of now.

@@ -17,7 +17,7 @@ pub type Found = (ChunkId, Chunk);
 /// What the runner is to do next. Numbers index the slice of chunks that the transfer was made for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Get the fds of `count` chunks from `first` on: all of them, or none and an error.
+    /// Get the fds of `count` chunks from `first` on: all of them, or the first ones ([`Transfer::report_fetched`]), or none and an error.
     Fetch {
         /// First chunk.
         first: usize,
@@ -149,13 +149,18 @@ impl<'c, E: Copy> Transfer<'c, E> {
         }
     }
 
-    /// Takes the outcome of the action that [`Transfer::next`] gave.
+    /// Takes the outcome of a fetch that got the fds of the first `count` chunks it was asked for: at least one. The rest is asked for again later.
+    pub fn report_fetched(&mut self, count: usize) {
+        if self.state == State::Fetch && count != 0 {
+            self.fetched = (self.at + count.min(self.batch)).min(self.chunks.len());
+            self.state = State::Recheck;
+        }
+    }
+
+    /// Takes the outcome of the action that [`Transfer::next`] gave; of a fetch, that it got all fds.
     pub fn report(&mut self, outcome: Result<(), E>) {
         match (self.state, outcome) {
-            (State::Fetch, Ok(())) => {
-                self.fetched = (self.at + self.batch).min(self.chunks.len());
-                self.state = State::Recheck;
-            }
+            (State::Fetch, Ok(())) => self.report_fetched(self.batch),
             (State::Fetch, Err(error)) => self.fail(Step::Fetch, error, State::CloseRest),
             (State::Recheck, Ok(())) => self.state = State::Import,
             (State::Recheck, Err(error)) => self.fail(Step::Recheck, error, State::CloseRest),

@@ -1,6 +1,7 @@
 //! The importer: reaches an exporter, finds the chunks of a range in its table, and maps them here.
 //!
-//! - [`Peer`] (`peer.rs`): another process with a verified identity, reached by pidfd and kept.
+//! - [`Peer`] (`peer.rs`): another process with a verified identity, reached by pidfd or by its broker (`broker.rs`) and kept.
+//! - [`ConnectOptions`] and [`Route`] (`route.rs`): which of these ways may be taken.
 //! - [`Placement`] and [`Peer::import`] (`transfer.rs`): import some chunks to their places in an address range of the caller's.
 //! - [`Import`] (`range.rs`): the simplest use, one range in an address range of its own.
 //! - [`wait_for_deaths`] (`wait.rs`): sleep until a peer retires something.
@@ -8,15 +9,21 @@
 //!
 //! Nothing is kept between two imports but the peer; windows, leases and limits are cuda-ipc-cache's.
 
+mod broker;
+mod broker_error;
 mod error;
 mod peer;
 mod range;
+mod route;
+mod spare_fds;
 mod transfer;
 mod wait;
 
 pub use crate::sys::table_file::NotATableFile;
+pub use broker_error::{BrokerError, PidfdRefusal};
 pub use error::{Deadline, ImportError, ImportErrorKind, ImportStep};
 pub use peer::{Peer, own_nonces_contain};
 pub use range::Import;
+pub use route::{ConnectOptions, Route, UnknownRoute};
 pub use transfer::{Access, Placement};
 pub use wait::{Bell, wait_for_deaths};

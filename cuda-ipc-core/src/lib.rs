@@ -35,3 +35,5 @@ pub mod rkey;
 #[cfg(feature = "std")]
 pub mod sys;
 pub mod table;
+#[cfg(feature = "std")]
+mod users;

@@ -13,7 +13,7 @@ use cuda_ipc_core::rkey::Rkey;
 use crate::driver::{Cuda, Inside, Peer};
 use crate::pattern;
 
-pub use server::serve;
+pub use server::{serve, without_broker};
 
 /// The role of a process that serves.
 pub const ROLE: &str = "exporter";

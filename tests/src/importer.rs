@@ -3,7 +3,7 @@
 use core::time::Duration;
 use std::sync::Arc;
 
-use cuda_ipc_core::importer::{Access, Deadline, Import, ImportError, Peer};
+use cuda_ipc_core::importer::{Access, ConnectOptions, Deadline, Import, ImportError, Peer, Route};
 use cuda_ipc_core::key::Key;
 use cuda_ipc_core::rkey::{Payload, Rkey};
 use cuda_ipc_core::sys::driver;
@@ -37,9 +37,14 @@ impl Importer {
         Self { cuda, core: driver::Cuda::open().expect("a driver"), fake: Fake::find().expect("the fake driver") }
     }
 
-    /// Reaches the exporter of `rkey`.
+    /// Reaches the exporter of `rkey` by pidfd.
     pub fn connect(&self, rkey: &Rkey) -> Result<Arc<Peer>, ImportError> {
-        Peer::connect(&key(rkey), Deadline::after(LONG)).map(Arc::new)
+        by_pidfd(&key(rkey), Deadline::after(LONG)).map(Arc::new)
+    }
+
+    /// Reaches the exporter of `rkey` as the options say.
+    pub fn connect_with(&self, rkey: &Rkey, options: &ConnectOptions) -> Result<Arc<Peer>, ImportError> {
+        Peer::connect_with(&key(rkey), options, Deadline::after(LONG)).map(Arc::new)
     }
 
     /// Imports what `rkey` says, from a known peer.
@@ -71,6 +76,11 @@ impl Importer {
         assert_eq!(import.len(), rkey.len);
         memory.verify(&self.cuda, import.address(), rkey.base - memory.base, rkey.len).expect("the exporter's bytes");
     }
+}
+
+/// Reaches the exporter of a key by pidfd, and by no other way where that is closed.
+pub fn by_pidfd(key: &Key, deadline: Deadline) -> Result<Peer, ImportError> {
+    Peer::connect_with(key, &ConnectOptions::default().with_route(Route::Pidfd), deadline)
 }
 
 /// The key in an rkey of ours.

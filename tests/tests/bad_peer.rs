@@ -3,13 +3,13 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use cuda_ipc_core::importer::{Deadline, ImportErrorKind, ImportStep, NotATableFile, Peer};
+use cuda_ipc_core::importer::{Deadline, ImportErrorKind, ImportStep, NotATableFile};
 use cuda_ipc_core::key::{HostId, Key, KeyError, Nonce};
 use cuda_ipc_core::rkey::Rkey;
 use cuda_ipc_core::table::{HeaderError, Layout};
 use cuda_ipc_tests::driver::{FakeConfig, Inside};
 use cuda_ipc_tests::exporter::{self, Remote, RemoteMemory};
-use cuda_ipc_tests::importer::{Importer, LONG, key};
+use cuda_ipc_tests::importer::{Importer, LONG, by_pidfd, key};
 use cuda_ipc_tests::snapshot::{Snapshot, wait_until};
 use pidfd_sys::Errno;
 
@@ -44,7 +44,7 @@ impl World {
     #[track_caller]
     fn refused(&self, key: &Key, step: ImportStep) -> ImportErrorKind {
         let before = Snapshot::take(&self.importer.fake);
-        let error = Peer::connect(key, Deadline::after(LONG)).map(drop).unwrap_err();
+        let error = by_pidfd(key, Deadline::after(LONG)).map(drop).unwrap_err();
         println!("{error}");
         assert_eq!((error.step, error.pid, error.stuck_bytes), (step, key.pid, 0), "{error}");
         before.assert_unchanged(&self.importer.fake, &error.to_string());
@@ -93,7 +93,7 @@ fn damaged_bytes_are_no_key() {
     let pool = Key { kind: cuda_ipc_core::key::KeyKind::PoolAllocation { slot: 0 }, ..key(&rkey) };
     assert_eq!(Key::decode(&pool.encode()), Ok(pool));
     let before = Snapshot::take(&world.importer.fake);
-    let peer = std::sync::Arc::new(Peer::connect(&pool, Deadline::after(LONG)).expect("the same process and table"));
+    let peer = std::sync::Arc::new(by_pidfd(&pool, Deadline::after(LONG)).expect("the same process and table"));
     let import = |key: &Key| {
         cuda_ipc_core::importer::Import::new(
             &world.importer.core,
@@ -145,7 +145,7 @@ fn the_process_is_not_there() {
     let tids: Vec<u32> =
         std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect();
     let tid = tids.into_iter().max().unwrap();
-    let error = Peer::connect(&Key { pid: tid, ..key(&rkey) }, Deadline::after(LONG)).map(drop).unwrap_err();
+    let error = by_pidfd(&Key { pid: tid, ..key(&rkey) }, Deadline::after(LONG)).map(drop).unwrap_err();
     assert!(matches!(errno(error.kind), Errno::ENOENT | Errno::EINVAL), "{error}");
     thread.thread().unpark();
     thread.join().unwrap();

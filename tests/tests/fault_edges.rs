@@ -6,14 +6,14 @@
 use core::cell::Cell;
 use core::time::Duration;
 
-use cuda_ipc_core::exporter::{Exporter, ExporterOptions};
+use cuda_ipc_core::exporter::Exporter;
 use cuda_ipc_core::import::Step;
-use cuda_ipc_core::importer::{Deadline, Import, ImportErrorKind, ImportStep, Peer, Placement};
+use cuda_ipc_core::importer::{Deadline, Import, ImportErrorKind, ImportStep, Placement};
 use cuda_ipc_core::rkey::Rkey;
 use cuda_ipc_core::sys::driver;
 use cuda_ipc_tests::driver::{FakeConfig, Inside, TestDir};
 use cuda_ipc_tests::exporter::{self, Remote, RemoteMemory};
-use cuda_ipc_tests::importer::{Importer, LONG, READ, key};
+use cuda_ipc_tests::importer::{Importer, LONG, READ, by_pidfd, key};
 use cuda_ipc_tests::points::{Callee, Point, Verdict, Watch};
 use cuda_ipc_tests::snapshot::{self, Snapshot};
 use cuda_ipc_tests::{hooked, shim};
@@ -43,7 +43,7 @@ fn three_chunks(me: &Inside) -> (Remote, RemoteMemory, Rkey) {
 }
 
 fn import_until(importer: &Importer, rkey: &Rkey, deadline: Deadline) -> Result<Import, cuda_ipc_core::importer::ImportError> {
-    let peer = std::sync::Arc::new(Peer::connect(&key(rkey), deadline)?);
+    let peer = std::sync::Arc::new(by_pidfd(&key(rkey), deadline)?);
     Import::new(&importer.core, &peer, &key(rkey), rkey.base, rkey.len, READ, deadline)
 }
 
@@ -179,7 +179,7 @@ fn leave(me: &Inside, importer: &Importer, watch: &Watch) {
     let rkey = Rkey::decode(&bytes).unwrap();
     let import = importer.import(&rkey).unwrap();
     let (_, address) = importer.cuda.mem_chunk(2 << 20, 0, 1).unwrap();
-    let exporter = Exporter::new(importer.core, ExporterOptions::default()).unwrap();
+    let exporter = Exporter::new(importer.core, exporter::without_broker()).unwrap();
     let export = exporter.export(address, 2 * MIB).unwrap();
     me.tell("leaving");
     watch.run(
@@ -227,7 +227,7 @@ fn a_thousand_refusals_cost_nothing_lasting() {
 fn the_first_use_in_a_process_may_fail_too() {
     // What is made once and kept (the page that tells lives apart, the fork handler) is made at the first use: each process here has its first use.
     let Some((me, importer, watch)) = enter("the_first_use_in_a_process_may_fail_too") else { return };
-    let open = || Exporter::new(importer.core, ExporterOptions::default());
+    let open = || Exporter::new(importer.core, exporter::without_broker());
     if me.role() == "first" {
         let before = Snapshot::take(&importer.fake);
         let fail = std::env::var("FIRST_FAIL").unwrap();

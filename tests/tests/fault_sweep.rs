@@ -4,7 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use cuda_ipc_core::exporter::{Exporter, ExporterOptions};
+use cuda_ipc_core::exporter::Exporter;
 use cuda_ipc_core::importer::{Deadline, Placement};
 use cuda_ipc_core::sys::driver;
 use cuda_ipc_tests::driver::{FakeConfig, Inside};
@@ -144,7 +144,7 @@ fn an_export_survives_or_names_every_failure() {
         memory.map(offset, len, offset).unwrap();
     }
     let mut operation = || {
-        let exporter = Exporter::new(importer.core, ExporterOptions::default()).map_err(text)?;
+        let exporter = Exporter::new(importer.core, exporter::without_broker()).map_err(text)?;
         let some = exporter.export(memory.base() + MIB, 6 * MIB).map_err(text)?;
         let all = exporter.export(memory.base(), 10 * MIB).map_err(text)?;
         assert_eq!((some.chunks().len(), all.chunks().len(), exporter.stats().chunks), (3, 4, 4));

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cuda_ipc_core::import::Step;
-use cuda_ipc_core::importer::{Deadline, Import, ImportError, ImportErrorKind, ImportStep, Peer};
+use cuda_ipc_core::importer::{Deadline, Import, ImportError, ImportErrorKind, ImportStep};
 use cuda_ipc_core::key::Key;
 use cuda_ipc_core::table::{HeaderError, InvalidEntry, LookupError};
 use cuda_ipc_tests::driver::{Cuda, FakeConfig, Inside};
-use cuda_ipc_tests::importer::{Importer, READ};
+use cuda_ipc_tests::importer::{Importer, READ, by_pidfd};
 use cuda_ipc_tests::memory::Memory;
 use cuda_ipc_tests::pattern;
 use cuda_ipc_tests::raw_table::{HEADER, RawEntry, RawTable};
@@ -173,7 +173,7 @@ fn restless(change: impl Fn(u64) + Send + 'static) {
 
 fn import(importer: &Importer, key: &Key, len: u64, limit: Duration) -> Result<Import, ImportError> {
     let deadline = Deadline::after(limit);
-    let peer = Arc::new(Peer::connect(key, deadline)?);
+    let peer = Arc::new(by_pidfd(key, deadline)?);
     Import::new(&importer.core, &peer, key, key.base, len, READ, deadline)
 }
 

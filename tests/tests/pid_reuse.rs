@@ -4,12 +4,12 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use cuda_ipc_core::importer::{Deadline, ImportErrorKind, ImportStep, Peer};
+use cuda_ipc_core::importer::{Deadline, ImportErrorKind, ImportStep};
 use cuda_ipc_core::key::Key;
 use cuda_ipc_core::table::HeaderError;
 use cuda_ipc_tests::driver::{FakeConfig, Inside};
 use cuda_ipc_tests::exporter::{self, Remote};
-use cuda_ipc_tests::importer::{Importer, LONG, key};
+use cuda_ipc_tests::importer::{Importer, LONG, by_pidfd, key};
 use cuda_ipc_tests::interleave::{Event, Way, World};
 use cuda_ipc_tests::shim;
 use nix::sched::{CloneFlags, unshare};
@@ -87,7 +87,7 @@ fn import_beside(me: &Inside) {
     let _driver = Importer::start();
     me.tell("ready");
     let key = from_hex(&me.listen().unwrap());
-    let outcome = Peer::connect(&key, Deadline::after(LONG)).map(|peer| peer.pid());
+    let outcome = by_pidfd(&key, Deadline::after(LONG)).map(|peer| peer.pid());
     me.tell(&match outcome {
         Ok(pid) => format!("reached {pid}"),
         Err(error) => match error.kind {
@@ -114,7 +114,7 @@ fn two_namespaces_begin_with_pid_1() {
         let one = from_hex(&first.listen());
         assert_eq!(one.pid, 1);
         // From outside it is pid 1 of this process's own namespace that answers to the name.
-        let error = Peer::connect(&one, Deadline::after(LONG)).map(drop).unwrap_err();
+        let error = by_pidfd(&one, Deadline::after(LONG)).map(drop).unwrap_err();
         let ours = u32::try_from(pidfd_sys::pid_namespace(None).unwrap()).unwrap();
         assert_eq!((error.step, error.pid), (ImportStep::Key, 1));
         assert_eq!(error.kind, ImportErrorKind::OtherPidNamespace { theirs: one.pid_namespace, ours });

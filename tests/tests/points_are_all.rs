@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use cuda_ipc_core::exporter::{Exporter, ExporterOptions};
+use cuda_ipc_core::exporter::Exporter;
 use cuda_ipc_core::sys::driver;
 use cuda_ipc_tests::driver::{FakeConfig, Inside};
 use cuda_ipc_tests::exporter::{self, Remote};
@@ -131,11 +131,11 @@ fn points_of_an_export_are_all_its_calls() {
     compare("points_of_an_export_are_all_its_calls", |_, importer| {
         let (_, address) = importer.cuda.mem_chunk(2 << 20, 0, 1).unwrap();
         let core = importer.core;
-        // Without its thread: a thread is started by many calls of the C library's own.
-        let mut options = ExporterOptions::default();
+        // Without its threads: a thread is started by many calls of the C library's own.
+        let mut options = exporter::without_broker();
         options.sweep_interval = None;
         Box::new(move || {
-            let exporter = Exporter::new(core, options).unwrap();
+            let exporter = Exporter::new(core, options.clone()).unwrap();
             let export = exporter.export(address, 2 * MIB).unwrap();
             exporter.retire(address, MIB);
             drop((export, exporter));

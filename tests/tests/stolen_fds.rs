@@ -135,7 +135,7 @@ fn an_importer_loses_its_fds_too() {
     let (memory, rkey, _) = three_chunks(&mut remote, &importer);
     let peer = importer.connect(&rkey).unwrap();
     let import = importer.import_from(&peer, &rkey).unwrap();
-    let number = std::os::fd::AsRawFd::as_raw_fd(&peer.pidfd());
+    let number = std::os::fd::AsRawFd::as_raw_fd(&peer.pidfd().unwrap());
     let null = std::fs::File::open("/dev/null").unwrap();
     // SAFETY: takes the peer's number away from it, as an application's stray dup2 would.
     assert_eq!(unsafe { libc::dup3(std::os::fd::AsRawFd::as_raw_fd(&null), number, libc::O_CLOEXEC) }, number);

@@ -2,11 +2,13 @@
 //! driver call and closes no fd: what is retired is returned, to be dropped after the lock.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::thread::Thread;
 
 use super::{CoveredChunk, ExporterStats};
 use crate::export::ChunkFacts;
 use crate::sys::process_fd::{FdMark, ProcessFd};
+use crate::sys::socket::Socket;
 use crate::sys::table_file::OwnTable;
 use crate::table::{Chunk, ChunkId, ChunkKind, Layout, PublishError, Writer};
 
@@ -16,7 +18,8 @@ pub(super) struct Record {
     pub(super) facts: ChunkFacts,
     pub(super) id: ChunkId,
     pub(super) device: [u8; 16],
-    pub(super) fd: Option<ProcessFd>,
+    /// Shared with answers of the broker on their way out.
+    pub(super) fd: Option<Arc<ProcessFd>>,
     /// Exports that cover it.
     exports: u64,
 }
@@ -39,11 +42,15 @@ pub(super) struct State {
     next_walk: u64,
     /// The sweeping thread, while there is one.
     pub(super) sweeper: Option<Thread>,
+    /// The bell of the broker's thread, while there is one.
+    pub(super) broker: Option<Arc<Socket>>,
+    /// Whether that thread looks by itself when nothing is published any more.
+    pub(super) broker_is_idle: bool,
     stats: ExporterStats,
 }
 
 /// A chunk that was retired; dropping it closes the fd.
-pub(super) type Retired = Vec<Option<ProcessFd>>;
+pub(super) type Retired = Vec<Option<Arc<ProcessFd>>>;
 
 impl State {
     pub(super) const fn stats(&self) -> ExporterStats {
@@ -107,14 +114,14 @@ impl State {
                 self.stats.published += 1;
                 self.stats.bytes += facts.len;
                 self.stats.fds += u64::from(fd.is_some());
-                self.chunks.insert(facts.base, Record { facts, id, device, fd, exports: 1 });
+                self.chunks.insert(facts.base, Record { facts, id, device, fd: fd.map(Arc::new), exports: 1 });
                 Ok((id, retired))
             }
             Err(error) => {
                 if !fresh {
                     self.free_slots.push(slot);
                 }
-                retired.push(fd);
+                retired.push(fd.map(Arc::new));
                 Err((error, retired))
             }
         }
@@ -149,7 +156,7 @@ impl State {
     pub(super) fn snapshot(&self) -> Vec<Published> {
         self.chunks
             .values()
-            .map(|record| Published { facts: record.facts, id: record.id, fd: record.fd.as_ref().map(ProcessFd::mark) })
+            .map(|record| Published { facts: record.facts, id: record.id, fd: record.fd.as_deref().map(ProcessFd::mark) })
             .collect()
     }
 
@@ -169,10 +176,14 @@ impl State {
         if !retired.is_empty() {
             table.wake_epoch();
         }
-        if self.chunks.is_empty()
-            && let Some(sweeper) = &self.sweeper
-        {
-            sweeper.unpark();
+        if self.chunks.is_empty() {
+            if let Some(sweeper) = &self.sweeper {
+                sweeper.unpark();
+            }
+            if let Some(broker) = self.broker.as_ref().filter(|_| !self.broker_is_idle) {
+                self.broker_is_idle = true;
+                broker.ring();
+            }
         }
         retired
     }

@@ -29,6 +29,12 @@ impl Shared {
         gone
     }
 
+    /// Retires the chunks whose fds the application has closed so that the numbers stand for others of ours.
+    pub(super) fn retire_taken(&self) {
+        let taken = self.lock().retire_taken(&self.table);
+        drop(taken);
+    }
+
     fn has_gone(&self, chunk: &Published) -> bool {
         self.cuda.buffer_id(chunk.facts.base).is_ok_and(|id| id != Some(chunk.facts.buffer_id))
     }

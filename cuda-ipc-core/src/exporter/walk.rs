@@ -147,11 +147,10 @@ impl Runner<'_> {
 
     fn export_handle(&self) -> Result<Option<ProcessFd>, Cause> {
         let Some(handle) = self.handle else { return Err(Cause::KeptChanging) };
-        let fd = self.shared.cuda.export_fd(handle).map_err(|error| self.out_of_files().unwrap_or_else(|| error.into()))?;
+        let fd = self.shared.cuda.export_fd(handle).map_err(|error| out_of_files().unwrap_or_else(|| error.into()))?;
         let fd = ProcessFd::new(fd)?;
         if fd.took_over() {
-            let taken = self.shared.lock().retire_taken(&self.shared.table);
-            drop(taken);
+            self.shared.retire_taken();
         }
         // Past the budget the entry is published without an fd: the export has shown that one can be made, which is what a broker does on demand.
         let budget = file_limit().saturating_sub(self.shared.options.fd_reserve);
@@ -198,16 +197,16 @@ impl Runner<'_> {
     fn same_device(&mut self, device: [u8; 16]) -> Result<(), Cause> {
         if *self.device.get_or_insert(device) == device { Ok(()) } else { Err(Cause::SeveralDevices) }
     }
+}
 
-    /// Whether the process has no fd number left, which the driver does not say clearly.
-    fn out_of_files(&self) -> Option<Cause> {
-        let probe = rustix::fs::memfd_create("cuda-ipc-probe", rustix::fs::MemfdFlags::CLOEXEC);
-        matches!(probe, Err(rustix::io::Errno::MFILE)).then(|| Cause::TooManyFiles { limit: file_limit() })
-    }
+/// Whether the process has no fd number left, which the driver does not say clearly.
+pub(super) fn out_of_files() -> Option<Cause> {
+    let probe = rustix::fs::memfd_create("cuda-ipc-probe", rustix::fs::MemfdFlags::CLOEXEC);
+    matches!(probe, Err(rustix::io::Errno::MFILE)).then(|| Cause::TooManyFiles { limit: file_limit() })
 }
 
 /// The soft RLIMIT_NOFILE.
-fn file_limit() -> u64 {
+pub(super) fn file_limit() -> u64 {
     rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 

@@ -5,6 +5,7 @@ use core::time::Duration;
 use std::time::Instant;
 
 use super::NotATableFile;
+use super::broker_error::{BrokerError, PidfdRefusal};
 use crate::import::Step;
 use crate::sys::driver::DriverError;
 use crate::table::{HeaderError, LookupError};
@@ -26,6 +27,16 @@ impl Deadline {
     /// Whether it is over.
     pub fn is_over(&self) -> bool {
         Instant::now() >= self.0
+    }
+
+    /// The moment itself.
+    pub(super) const fn instant(&self) -> Instant {
+        self.0
+    }
+
+    /// The one half of what is left from now.
+    pub(super) fn half(&self) -> Self {
+        Self(Instant::now() + self.remaining() / 2)
     }
 
     /// What is left; zero if it is over.
@@ -61,6 +72,8 @@ pub enum ImportStep {
     FetchTable,
     /// Checking and mapping the table.
     OpenTable,
+    /// Asking the exporter's broker for the table.
+    AskBroker,
     /// Looking chunks up.
     Lookup,
     /// Reserving address space.
@@ -102,6 +115,15 @@ pub enum ImportErrorKind {
     Retired,
     /// The exporter holds no fd for the chunk; it has to be asked for one.
     NoFd,
+    /// The exporter's broker gave nothing.
+    Broker(BrokerError),
+    /// The exporter can be reached neither by pidfd nor by its broker.
+    NoRoute {
+        /// Why not by pidfd.
+        pidfd: PidfdRefusal,
+        /// Why not by the broker.
+        broker: BrokerError,
+    },
     /// A driver call failed.
     Driver(DriverError),
     /// The deadline was over before the step.
@@ -119,6 +141,7 @@ impl ImportError {
         match self.kind {
             ImportErrorKind::Pidfd(error) => matches!(error.errno, Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM),
             ImportErrorKind::Syscall(error) => matches!(Errno(error.errno), Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM),
+            ImportErrorKind::Broker(error) | ImportErrorKind::NoRoute { broker: error, .. } => error.retryable(),
             ImportErrorKind::Lookup(LookupError::Unsettled) | ImportErrorKind::Retired | ImportErrorKind::DeadlineOver => true,
             _ => false,
         }
@@ -127,10 +150,16 @@ impl ImportError {
     /// Whether the pidfd route is closed but another way to the same exporter may be open: a refusal, another PID namespace, a kernel without the calls,
     /// or an exporter that holds no fd.
     pub const fn other_route_may_work(&self) -> bool {
+        self.kind.other_route_may_work()
+    }
+}
+
+impl ImportErrorKind {
+    pub(super) const fn other_route_may_work(&self) -> bool {
         use pidfd_sys::Errno;
-        match self.kind {
-            ImportErrorKind::OtherPidNamespace { .. } | ImportErrorKind::NoFd => true,
-            ImportErrorKind::Pidfd(error) => matches!(error.errno, Errno::EPERM | Errno::ENOSYS | Errno::EACCES | Errno::ESRCH),
+        match self {
+            Self::OtherPidNamespace { .. } | Self::NoFd => true,
+            Self::Pidfd(error) => matches!(error.errno, Errno::EPERM | Errno::ENOSYS | Errno::EACCES | Errno::ESRCH),
             _ => false,
         }
     }
@@ -155,6 +184,7 @@ impl fmt::Display for ImportStep {
             Self::OpenPeer => "opening the exporter",
             Self::FetchTable => "fetching the export table",
             Self::OpenTable => "opening the export table",
+            Self::AskBroker => "asking the exporter's broker",
             Self::Lookup => "looking the chunks up",
             Self::Reserve => "reserving address space",
             Self::Chunk(step) => return write!(f, "the chunk's {step}"),
@@ -177,6 +207,8 @@ impl fmt::Display for ImportErrorKind {
             Self::Lookup(error) => error.fmt(f),
             Self::Retired => f.write_str("the exporter retired the chunk meanwhile"),
             Self::NoFd => f.write_str("the exporter holds no fd for the chunk"),
+            Self::Broker(error) => write!(f, "by the exporter's broker: {error}"),
+            Self::NoRoute { pidfd, broker } => write!(f, "by pidfd: {pidfd}; by the exporter's broker: {broker}"),
             Self::Driver(error) => error.fmt(f),
             Self::DeadlineOver => f.write_str("the deadline was over"),
             Self::Forked => f.write_str("it was made by the parent process"),

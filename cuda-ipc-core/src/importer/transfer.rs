@@ -38,8 +38,9 @@ impl Placement {
     }
 }
 
-/// How many fds are fetched before the first is imported. By pidfd each is a call of its own, so one at a time costs nothing and needs one free number.
-const PIDFD_BATCH: usize = 1;
+/// How many fds are fetched before the first is imported, at most. By pidfd each is a call of its own, so one at a time costs nothing and needs one free
+/// number; a broker is asked for as many as this process can spare.
+const BATCH: usize = crate::broker::BATCH_MAX;
 
 impl Peer {
     /// Fetches, imports and maps `chunks` (in ascending order, without overlap), and gives access with one call for each run of adjacent chunks.
@@ -59,12 +60,16 @@ impl Peer {
         let Some((_, first)) = chunks.first() else { return Ok(()) };
         let Some(table) = self.table() else { return Err(fail(ImportStep::Lookup, ImportErrorKind::Forked, first.address)) };
 
-        let mut transfer = Transfer::new(chunks, PIDFD_BATCH);
-        let mut runner = Runner { peer: self, table, cuda, chunks, placement, access, deadline, fd: None, handle: None };
+        let mut transfer = Transfer::new(chunks, BATCH);
+        let mut runner = Runner { peer: self, table, cuda, chunks, placement, access, deadline, first: 0, fds: Vec::new(), handle: None };
         cuda.with_relaxed_capture(|| {
             loop {
                 match transfer.next() {
                     Action::Finished => break,
+                    Action::Fetch { first, count } => match runner.fetch(first, count) {
+                        Ok(fetched) => transfer.report_fetched(fetched),
+                        Err(error) => transfer.report(Err(error)),
+                    },
                     action => transfer.report(runner.act(action)),
                 }
             }
@@ -86,22 +91,15 @@ struct Runner<'a> {
     placement: Placement,
     access: Access<'a>,
     deadline: Deadline,
-    fd: Option<ProcessFd>,
+    /// Fds of the chunks from `first` on that were fetched last.
+    first: usize,
+    fds: Vec<Option<ProcessFd>>,
     handle: Option<Handle>,
 }
 
 impl Runner<'_> {
     fn act(&mut self, action: Action) -> Result<(), ImportErrorKind> {
         match action {
-            Action::Fetch { first, .. } => {
-                if self.deadline.is_over() {
-                    return Err(ImportErrorKind::DeadlineOver);
-                }
-                let number = self.chunk(first)?.1.fd.ok_or(ImportErrorKind::NoFd)?;
-                let fd = pidfd_sys::pidfd_getfd(self.peer.pidfd(), number.cast_signed()).map_err(|error| self.unreached(first, error))?;
-                self.fd = Some(self.peer.brief(fd));
-                Ok(())
-            }
             Action::Recheck(at) => {
                 if !self.table.is_live(self.chunk(at)?.0) {
                     return Err(ImportErrorKind::Retired);
@@ -117,13 +115,13 @@ impl Runner<'_> {
                     Err(other) => Err(other),
                 }
             }
-            Action::Import(_) => {
-                let fd = self.fd.as_ref().ok_or(ImportErrorKind::NoFd)?;
+            Action::Import(at) => {
+                let fd = self.fds.get(at - self.first).and_then(Option::as_ref).ok_or(ImportErrorKind::NoFd)?;
                 self.handle = Some(self.cuda.import_fd(fd.as_fd()).map_err(ImportErrorKind::Driver)?);
                 Ok(())
             }
-            Action::CloseFd(_) => {
-                self.fd = None;
+            Action::CloseFd(at) => {
+                drop(self.fds.get_mut(at - self.first).and_then(Option::take));
                 Ok(())
             }
             Action::Map(at) => {
@@ -146,8 +144,43 @@ impl Runner<'_> {
                 let (address, len) = self.run(first, count);
                 self.cuda.unmap(address, len).map_err(ImportErrorKind::Driver)
             }
-            Action::Finished => Ok(()),
+            // Fetches are `fetch`'s.
+            Action::Fetch { .. } | Action::Finished => Ok(()),
         }
+    }
+
+    /// Gets fds of at most `count` chunks from `first` on; says of how many.
+    fn fetch(&mut self, first: usize, count: usize) -> Result<usize, ImportErrorKind> {
+        if self.deadline.is_over() {
+            return Err(ImportErrorKind::DeadlineOver);
+        }
+        self.first = first;
+        self.fds.clear();
+        let wanted = self.chunks.get(first..first + count).unwrap_or_default();
+        let by_pidfd = self.peer.pidfd().zip(wanted.first().and_then(|(_, chunk)| chunk.fd));
+        if let Some((pidfd, number)) = by_pidfd {
+            match pidfd_sys::pidfd_getfd(pidfd, number.cast_signed()) {
+                Ok(fd) => {
+                    self.fds.push(Some(self.peer.brief(fd)));
+                    return Ok(1);
+                }
+                Err(error) => {
+                    let error = self.unreached(first, error);
+                    if !self.peer.may_ask() || !error.other_route_may_work() {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        if !self.peer.may_ask() {
+            return Err(ImportErrorKind::NoFd);
+        }
+        // What can be fetched is not asked for, but where the first one could not be.
+        let can_fetch = |(_, chunk): &&Found| by_pidfd.is_none() && self.peer.pidfd().is_some() && chunk.fd.is_some();
+        let asked = wanted.iter().take_while(|found| !can_fetch(found)).count();
+        let fds = self.peer.ask_for(wanted.get(..asked).unwrap_or_default(), self.deadline)?;
+        self.fds.extend(fds.into_iter().map(Some));
+        Ok(self.fds.len())
     }
 
     fn chunk(&self, at: usize) -> Result<&Found, ImportErrorKind> {

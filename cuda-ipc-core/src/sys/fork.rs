@@ -72,9 +72,7 @@ impl ProcessLife {
 /// A random number other than 0, from getrandom(2).
 pub(crate) fn random_nonzero() -> Result<u64, SyscallError> {
     loop {
-        let mut bytes = [0; 8];
-        getrandom::fill(&mut bytes).map_err(|error| SyscallError { call: "getrandom", errno: error.raw_os_error().unwrap_or(0) })?;
-        match u64::from_ne_bytes(bytes) {
+        match u64::from_ne_bytes(super::random()?) {
             0 => continue,
             number => return Ok(number),
         }

@@ -101,6 +101,11 @@ impl OwnTable {
         self.fd.number()
     }
 
+    /// The fd; `None` once the application has closed it under us.
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        (!self.fd.mark().is_lost()).then(|| self.fd.as_fd())
+    }
+
     /// The words. Only in the process life that made the table.
     pub(crate) fn words(&self) -> &[AtomicU64] {
         self.words.as_slice()

@@ -85,13 +85,19 @@ impl Server {
 
             // the exporter
             ("exporter", [reserve, sweep @ ..]) => {
-                let mut options = ExporterOptions::default();
+                let mut options = without_broker();
                 options.fd_reserve = *reserve;
                 options.sweep_interval = sweep.first().map(|&ms| Duration::from_millis(ms));
                 self.exports.clear();
                 self.exporter = Some(Exporter::new(self.core, options).map_err(text)?);
                 done(Ok::<_, &str>(()))
             }
+            ("exporter_with", _) => {
+                self.exports.clear();
+                self.exporter = Some(Exporter::new(self.core, with_broker(words)?).map_err(text)?);
+                done(Ok::<_, &str>(()))
+            }
+            ("broker_failures", []) => Ok(format!("{:?}", self.exporter()?.broker_failures())),
             ("no_exporter", []) => {
                 self.exports.clear();
                 self.exporter = None;
@@ -148,10 +154,10 @@ impl Server {
         Ok(format!("{} {rkey}", self.exports.len() - 1))
     }
 
-    /// The exporter; made with default options, but without a sweeping thread, where none was asked for.
+    /// The exporter; made with default options, but without threads, where none was asked for.
     fn exporter(&mut self) -> Result<&Exporter, String> {
         if self.exporter.is_none() {
-            let mut options = ExporterOptions::default();
+            let mut options = without_broker();
             options.sweep_interval = None;
             self.exporter = Some(Exporter::new(self.core, options).map_err(text)?);
         }
@@ -179,6 +185,29 @@ impl Server {
         };
         address.map(|address| address.to_string()).map_err(text)
     }
+}
+
+/// Options for tests that count calls, threads and fds, and that ask what happens where fds can only be fetched.
+pub fn without_broker() -> ExporterOptions {
+    let mut options = ExporterOptions::default();
+    options.broker = false;
+    options
+}
+
+/// Default options but for what `words` say: `reserve=N`, `sweep=MS`, `dir=PATH`, `mode=OCTAL`, `uids=N,N`.
+fn with_broker(words: &[&str]) -> Result<ExporterOptions, String> {
+    let mut options = ExporterOptions::default();
+    for word in words {
+        match word.split_once('=').ok_or("a word without =")? {
+            ("reserve", value) => options.fd_reserve = value.parse().map_err(text)?,
+            ("sweep", value) => options.sweep_interval = Some(Duration::from_millis(value.parse().map_err(text)?)),
+            ("dir", value) => options.socket_dir = Some(value.into()),
+            ("mode", value) => options.socket_dir_mode = u32::from_str_radix(value, 8).map_err(text)?,
+            ("uids", value) => options.allowed_uids = value.split(',').map(str::parse).collect::<Result<_, _>>().map_err(text)?,
+            (other, _) => return Err(format!("no option {other}")),
+        }
+    }
+    Ok(options)
 }
 
 /// Ends this process's first thread, and only that one.
