@@ -267,10 +267,14 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if self.is_current() {
+        let current = self.is_current();
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if current {
             fork::remove_own_nonce(self.identity.nonce.0);
-            let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
             drop(state.retire_range(&self.table, 0, u64::MAX));
+        } else {
+            // In a child: another thread of the parent's may have been half way through a change when it was forked. Nobody walks such a list.
+            core::mem::forget(core::mem::take(state));
         }
     }
 }

@@ -253,16 +253,13 @@ impl Cuda {
         released(call!(self, cuMemRelease(handle.0)).or_else(|_| call!(self, cuMemRelease(handle.0))))
     }
 
-    /// A new fd that stands for the physical allocation and keeps it alive.
+    /// A new fd that stands for the physical allocation and keeps it alive. To be registered at once: a forked child keeps what is not.
     pub(crate) fn export_fd(&self, handle: Handle) -> Result<OwnedFd, DriverError> {
         let mut fd: c_int = -1;
         const POSIX_FD: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
         call!(self, cuMemExportToShareableHandle((&raw mut fd).cast(), handle.0, POSIX_FD, 0))?;
         // SAFETY: the driver has just opened this fd for the caller (cuMemExportToShareableHandle); nobody else knows it.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        // The tested driver sets CLOEXEC itself; an fd that leaked into an exec'ed program would pin GPU memory for its life.
-        let _ = rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC);
-        Ok(fd)
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
     /// A reference to the physical allocation that `fd` stands for. The fd stays the caller's.

@@ -29,7 +29,7 @@ const BLOCK: usize = 512;
 struct Slot {
     /// Who registered it last; 0 if nobody, or if that one has let go.
     owner: AtomicU64,
-    /// Device and inode of the file then; both 0 where nobody asked.
+    /// Device and inode of the file then; an inode of 0 means that nobody has asked.
     device: AtomicU64,
     inode: AtomicU64,
 }
@@ -69,27 +69,32 @@ impl core::fmt::Debug for FdMark {
 impl ProcessFd {
     /// Takes `fd` into the registry, to be held for longer.
     pub(crate) fn new(fd: OwnedFd) -> Result<Self, SyscallError> {
-        let token = token()?;
+        // Registered first: a child that is forked meanwhile must not keep it.
+        let mut fd = Self::brief(fd, token()?);
         let stat = rustix::fs::fstat(&fd).map_err(failed("fstat"))?;
-        Ok(Self::register(fd, Some((stat.st_dev, stat.st_ino)), token))
+        fd.remember((stat.st_dev, stat.st_ino));
+        // The kernel and the tested driver set it themselves; an fd that leaked into an executed program would pin GPU memory for its life.
+        let _ = rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC);
+        Ok(fd)
     }
 
     /// Takes an `fd` into the registry that is closed again soon: nobody has the time to take its number away. `token` is the present life's.
     pub(crate) fn brief(fd: OwnedFd, token: u64) -> Self {
-        Self::register(fd, None, token)
-    }
-
-    fn register(fd: OwnedFd, file: Option<(u64, u64)>, token: u64) -> Self {
         let number = fd.into_raw_fd();
         let slot = slot(number);
         // The kernel has just given this number to us: whoever had it before has it no more.
         let took_over = slot.owner.swap(0, AcqRel) != 0;
-        let (device, inode) = file.unwrap_or_default();
-        slot.device.store(device, Relaxed);
-        slot.inode.store(inode, Relaxed);
+        slot.inode.store(0, Relaxed);
         let owner = LAST_OWNER.fetch_add(1, Relaxed) + 1;
         slot.owner.store(owner, Release);
-        Self { mark: FdMark { number, owner, file, slot }, took_over, token }
+        Self { mark: FdMark { number, owner, file: None, slot }, took_over, token }
+    }
+
+    fn remember(&mut self, file: (u64, u64)) {
+        self.mark.file = Some(file);
+        self.mark.slot.device.store(file.0, Relaxed);
+        // Last: with it a child believes both.
+        self.mark.slot.inode.store(file.1, Release);
     }
 
     /// The number.
@@ -131,10 +136,28 @@ impl AsFd for ProcessFd {
 impl Drop for ProcessFd {
     fn drop(&mut self) {
         let FdMark { number, owner, file, slot } = self.mark;
-        let ours = is_current(self.token) && slot.owner.compare_exchange(owner, 0, AcqRel, Relaxed).is_ok();
-        if ours && is_same_file(number, file) {
-            // SAFETY: the registry said that this life owns the number, and now nobody else will close it.
+        if !is_current(self.token) {
+            return;
+        }
+        let let_go = || slot.owner.compare_exchange(owner, 0, AcqRel, Relaxed).is_ok();
+        let close = || {
+            // SAFETY: the registry says that this life owns the number, and nobody but its owner closes it.
             unsafe { libc::close(number) };
+        };
+        match file {
+            // Closed first, then let go of: a child that is forked in between closes its copy, or finds another file there and leaves it.
+            Some(_) => {
+                if !self.mark.is_lost() {
+                    close();
+                }
+                let_go();
+            }
+            // The other way round: a child could not tell whose file it finds.
+            None => {
+                if let_go() {
+                    close();
+                }
+            }
         }
     }
 }
@@ -144,8 +167,9 @@ pub(super) fn close_inherited() {
     let (mut block, mut first) = (Some(&REGISTRY), 0);
     while let Some(current) = block {
         for (number, slot) in (first..).zip(&current.slots) {
-            let file = (slot.device.load(Relaxed), slot.inode.load(Relaxed));
-            if slot.owner.swap(0, AcqRel) != 0 && is_same_file(number, (file != (0, 0)).then_some(file)) {
+            let inode = slot.inode.load(Acquire);
+            let file = (inode != 0).then(|| (slot.device.load(Relaxed), inode));
+            if slot.owner.swap(0, AcqRel) != 0 && is_same_file(number, file) {
                 // SAFETY: the child's copy of a number that the parent owned; the child's objects for it are of another token and never close it.
                 unsafe { libc::close(number) };
             }

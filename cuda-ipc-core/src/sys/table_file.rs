@@ -86,14 +86,14 @@ impl OwnTable {
     pub(crate) fn create() -> Result<Self, SyscallError> {
         let token = super::fork::token()?;
         let layout = Layout::STANDARD;
-        let fd = memfd()?;
+        let fd = ProcessFd::new(memfd()?)?;
         rustix::fs::ftruncate(&fd, layout.bytes() as u64).map_err(failed("ftruncate"))?;
         let words = Words::map(&fd, layout, ProtFlags::READ | ProtFlags::WRITE)?;
         // SAFETY: the range is the mapping just made.
         unsafe { rustix::mm::madvise(words.start.as_ptr().cast(), layout.bytes(), Advice::LinuxDontFork) }
             .map_err(failed("madvise(MADV_DONTFORK)"))?;
         rustix::fs::fcntl_add_seals(&fd, SEALS).map_err(failed("fcntl(F_ADD_SEALS)"))?;
-        Ok(Self { fd: ProcessFd::new(fd)?, words: core::mem::ManuallyDrop::new(words), token })
+        Ok(Self { fd, words: core::mem::ManuallyDrop::new(words), token })
     }
 
     /// The fd's number, for keys.
