@@ -41,6 +41,8 @@ fn survives(point: &Point, verdict: Verdict) -> bool {
         ("cuMemRelease" | "cuMemUnmap" | "cuMemAddressFree", _) => true,
         // The number is free, the range is unmapped.
         ("close" | "munmap", _) => true,
+        // The fd has the flag already.
+        ("fcntl(F_SETFD)", _) => true,
         // Whether a number still is our fd, before it is closed; how often that may be is asserted.
         ("fstat", _) => true,
         // The standard library repeats it, or takes another way.
@@ -67,8 +69,8 @@ fn judge_export(point: &Point, verdict: Verdict, outcome: &Result<(), String>) -
         (Ok(()), "cuPointerGetAttribute", Verdict::Fail(1)) => true,
         // Kernels that do not know a flag of it.
         (Ok(()), "memfd_create", Verdict::Fail(libc::EINVAL)) => true,
-        // Nobody sleeps on the table for ever, the fd has the flag, and the next export tries for a thread again.
-        (Ok(()), "futex" | "fcntl(F_SETFD)" | "pthread_create", _) => true,
+        // Nobody sleeps on the table for ever, and the next export tries for a thread again.
+        (Ok(()), "futex" | "pthread_create", _) => true,
         (Ok(()), ..) => survives(point, verdict),
         (Err(text), ..) => names(text, point, verdict),
     }
@@ -95,7 +97,7 @@ fn an_import_survives_or_names_every_failure() {
     let pairs = sweep.run_pairs();
     println!("import: {report:?}, {pairs} pairs");
     assert_eq!(report.survived["fstat"], 1, "of the pidfd, at the end");
-    assert!(report.points >= 43 && report.runs >= 407 && pairs >= 347);
+    assert!(report.points >= 44 && report.runs >= 418 && pairs >= 347);
 }
 
 #[test]
@@ -133,7 +135,7 @@ fn an_import_of_two_runs_survives_or_names_every_failure() {
     println!("import of two runs: {report:?}, {pairs} pairs");
     assert_eq!(report.functions["cuMemSetAccess"], 2);
     assert_eq!(report.survived["fstat"], 1, "of the pidfd, at the end");
-    assert!(report.points >= 53 && report.runs >= 499 && pairs >= 549);
+    assert!(report.points >= 54 && report.runs >= 510 && pairs >= 549);
 }
 
 #[test]
@@ -158,5 +160,5 @@ fn an_export_survives_or_names_every_failure() {
     let pairs = sweep.run_pairs();
     println!("export: {report:?}, {pairs} pairs");
     assert_eq!(report.survived["fstat"], 5, "of four chunks and the table, at the end");
-    assert!(report.points >= 71 && report.runs >= 623 && pairs >= 834);
+    assert!(report.points >= 72 && report.runs >= 634 && pairs >= 834);
 }
