@@ -95,9 +95,12 @@ impl Flight<'_> {
 
     fn land(&mut self, failure: Option<CacheError>) {
         let Some(flight) = self.flight.take() else { return };
-        // Where nothing idle is kept, the flight may have left something idle itself, by an import that somebody else's failure made useless.
-        if flight.land(failure) || !self.window.cache.keeps_idle() {
-            self.window.catch_up(self.range.0, self.range.1);
+        let (first, last) = self.range;
+        if flight.land(failure) {
+            self.window.catch_up(first, last);
+        } else if !self.window.cache.keeps_idle() {
+            // The flight may have left something idle itself, by an import that somebody else's failure made useless.
+            self.window.reclaim_idle(first, last + 1);
         }
     }
 }

@@ -6,4 +6,8 @@
 mod support;
 
 mod chunks;
+mod faults;
+mod flights;
 mod life;
+mod limits;
+mod peers;
