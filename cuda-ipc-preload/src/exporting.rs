@@ -8,7 +8,7 @@
 //! address; a wrong guess costs the lane, never bytes.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use cuda_ipc_core::exporter::{Exporter, ExporterOptions};
 use cuda_ipc_core::key::Key;
@@ -28,11 +28,13 @@ pub(crate) struct Exporting {
     exporter: OnceLock<Option<Exporter>>,
     /// Published runs of chunks, start to end, and the exporter's count of retired chunks that they are good for.
     runs: Mutex<(u64, BTreeMap<u64, u64>)>,
+    /// What was published at some time, start to end: what comes there again is published again, because keys of it may be around.
+    wanted: Mutex<BTreeMap<u64, u64>>,
 }
 
 impl Exporting {
     pub(crate) const fn new(cuda: Cuda) -> Self {
-        Self { cuda, exporter: OnceLock::new(), runs: Mutex::new((0, BTreeMap::new())) }
+        Self { cuda, exporter: OnceLock::new(), runs: Mutex::new((0, BTreeMap::new())), wanted: Mutex::new(BTreeMap::new()) }
     }
 
     /// The reservation that stands for `address` towards cuda_ipc; `None` if the driver's own answer is right.
@@ -57,7 +59,33 @@ impl Exporting {
             return Ok(None);
         };
         let Some(exporter) = self.exporter() else { return Ok(None) };
-        self.publish(exporter, note, address).map(Some)
+        self.publish(exporter, note.base, note.len, address).map(Some)
+    }
+
+    /// A key of this reservation is being packed once more. UCX exports a reservation once for all registrations that begin in one chunk, so what has been
+    /// mapped behind them since is published now.
+    pub(crate) fn packed(&self, key: &Key) {
+        let Some(Some(exporter)) = self.exporter.get() else { return };
+        let starts = |ranges: &BTreeMap<u64, u64>| ranges.range(key.base..key.base + key.len).map(|(&start, _)| start).collect();
+        let mut places: Vec<u64> = starts(&self.known_runs(exporter).1);
+        if places.is_empty() {
+            places = starts(&lock(&self.wanted));
+        }
+        for start in places {
+            // Nothing there any more is no reason to say anything.
+            let _ = self.publish(exporter, key.base, key.len, start);
+        }
+    }
+
+    /// Memory was mapped in this range.
+    pub(crate) fn mapped(&self, address: u64, len: u64) {
+        let Some(Some(exporter)) = self.exporter.get() else { return };
+        let end = address.saturating_add(len);
+        let is_wanted = lock(&self.wanted).range(..end).next_back().is_some_and(|(_, &wanted)| address < wanted);
+        if is_wanted && let Ok(export) = exporter.export(address, len) {
+            core::mem::forget(export);
+            self.remember(exporter, address, end);
+        }
     }
 
     /// The nonce of this process's keys, if it has exported anything.
@@ -67,13 +95,16 @@ impl Exporting {
 
     /// The memory in this range is about to be unmapped.
     pub(crate) fn retire(&self, address: u64, len: u64) {
-        if let Some(Some(exporter)) = self.exporter.get() {
-            exporter.retire(address, len);
-        }
+        let Some(Some(exporter)) = self.exporter.get() else { return };
+        let mut runs = lock(&self.runs);
+        let retired = exporter.retire(address, len) as u64;
+        // Only this range has changed; where anything else was retired meanwhile, the counts differ and all runs are looked at anew.
+        runs.0 += retired;
+        remove_range(&mut runs.1, address, address.saturating_add(len));
     }
 
-    fn publish(&self, exporter: &Exporter, note: RangeNote, address: u64) -> Result<Key, NoIpc> {
-        let end = note.base + note.len;
+    fn publish(&self, exporter: &Exporter, base: u64, len: u64, address: u64) -> Result<Key, NoIpc> {
+        let end = base + len;
         let known = self.known_end(exporter, address);
         // Counted exports are never given back: a chunk stays published until its memory goes, since UCX does not say when a key dies.
         let first = exporter.export(address, 1)?;
@@ -81,7 +112,7 @@ impl Exporting {
         core::mem::forget(first);
         let mut at = known.unwrap_or(address);
         while at < end {
-            let Some(facts) = self.shareable(at).filter(|facts| facts.range_start == note.base) else { break };
+            let Some(facts) = self.shareable(at).filter(|facts| facts.range_start == base) else { break };
             core::mem::forget(exporter.export(at, 1)?);
             at = facts.mapping_base + facts.mapping_len;
         }
@@ -89,25 +120,27 @@ impl Exporting {
         Ok(key)
     }
 
-    /// End of the published run around `address`, if nothing was retired since it was published.
+    /// End of the published run around `address`, as far as it is known.
     fn known_end(&self, exporter: &Exporter, address: u64) -> Option<u64> {
-        let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
+        self.known_runs(exporter).1.range(..=address).next_back().map(|(_, &end)| end).filter(|&end| address < end)
+    }
+
+    /// The published runs: none, if chunks were retired by anybody but us since they were published.
+    fn known_runs(&self, exporter: &Exporter) -> MutexGuard<'_, (u64, BTreeMap<u64, u64>)> {
+        let mut runs = lock(&self.runs);
         let retired = exporter.stats().retired;
         if runs.0 != retired {
             *runs = (retired, BTreeMap::new());
         }
-        runs.1.range(..=address).next_back().map(|(_, &end)| end).filter(|&end| address < end)
+        runs
     }
 
     fn remember(&self, exporter: &Exporter, from: u64, to: u64) {
-        let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
-        if runs.0 != exporter.stats().retired {
-            return;
+        add_range(&mut lock(&self.wanted), from, to);
+        let mut runs = lock(&self.runs);
+        if runs.0 == exporter.stats().retired {
+            add_range(&mut runs.1, from, to);
         }
-        let start = runs.1.range(..=from).next_back().filter(|(_, end)| **end >= from).map_or(from, |(&start, _)| start);
-        let swallowed: Vec<u64> = runs.1.range(start..=to).map(|(&start, _)| start).collect();
-        let end = swallowed.iter().filter_map(|start| runs.1.remove(start)).max().map_or(to, |end| end.max(to));
-        runs.1.insert(start, end);
     }
 
     fn exporter(&self) -> Option<&Exporter> {
@@ -126,4 +159,30 @@ impl Exporting {
         let ours = facts.handle_types & POSIX_FD != 0 && facts.handle_types & FABRIC == 0 && !facts.legacy && !facts.pool && !facts.managed;
         (ours && facts.mapping_len != 0 && facts.range_len != 0).then_some(facts)
     }
+}
+
+/// Adds `[from, to)` to ranges that neither overlap nor touch, by start, and keeps them so.
+fn add_range(ranges: &mut BTreeMap<u64, u64>, from: u64, to: u64) {
+    let start = ranges.range(..=from).next_back().filter(|(_, end)| **end >= from).map_or(from, |(&start, _)| start);
+    let swallowed: Vec<u64> = ranges.range(start..=to).map(|(&start, _)| start).collect();
+    let end = swallowed.iter().filter_map(|start| ranges.remove(start)).max().map_or(to, |end| end.max(to));
+    ranges.insert(start, end);
+}
+
+/// Takes `[from, to)` out of such ranges.
+fn remove_range(ranges: &mut BTreeMap<u64, u64>, from: u64, to: u64) {
+    let touched: Vec<(u64, u64)> = ranges.range(..to).rev().map(|(&start, &end)| (start, end)).take_while(|&(_, end)| from < end).collect();
+    for (start, end) in touched {
+        ranges.remove(&start);
+        if start < from {
+            ranges.insert(start, from);
+        }
+        if to < end {
+            ranges.insert(to, end);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -289,12 +289,13 @@ unsafe extern "C" fn cuDeviceGetUuid_v2(out: *mut CUuuid, device: c_int) -> CUre
     after_uuid(out, result)
 }
 
-/// Makes the uuid that stands in a key of ours one of its process, so that UCX's verdict on a peer is on that peer alone.
+/// Makes the uuid that stands in a key of ours one of its process, so that UCX's verdict on a peer is on that peer alone, and takes note that it is packed.
 fn after_uuid(out: *mut CUuuid, result: CUresult) -> CUresult {
     if result == CUresult::CUDA_SUCCESS && !out.is_null() {
         ours(|state| {
             let nonce = state.exporting.nonce()?;
-            uuid::mix_in_key(out, nonce);
+            let key = uuid::mix_in_key(out, nonce)?;
+            state.exporting.packed(&key);
             Some(())
         });
     }

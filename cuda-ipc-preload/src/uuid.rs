@@ -19,13 +19,14 @@ use cuda_ipc_core::key::{KEY_LEN, Key, Nonce};
 const DISTANCES: [usize; 3] = [168, 172, 176];
 const PAGE: usize = 4096;
 
-/// If a key of this process stands in front of `out`, mixes `nonce` into the uuid there.
-pub(crate) fn mix_in_key(out: *mut CUuuid, nonce: u64) {
-    let is_ours = |distance| {
-        let bytes = read_before(out.cast::<u8>(), distance);
-        bytes.is_some_and(|bytes| Key::decode(&bytes).is_ok_and(|key| key.nonce == Nonce(nonce)))
+/// If a key of this process stands in front of `out`, mixes `nonce` into the uuid there and returns the key.
+pub(crate) fn mix_in_key(out: *mut CUuuid, nonce: u64) -> Option<Key> {
+    let ours = |distance| {
+        let bytes = read_before(out.cast::<u8>(), distance)?;
+        Key::decode(&bytes).ok().filter(|key| key.nonce == Nonce(nonce))
     };
-    if DISTANCES.into_iter().any(is_ours) {
+    let key = DISTANCES.into_iter().find_map(ours);
+    if key.is_some() {
         for (at, byte) in nonce.to_le_bytes().into_iter().enumerate() {
             // SAFETY: the output is 16 bytes that the driver has just written.
             let target = unsafe { out.cast::<u8>().add(8 + at) };
@@ -33,6 +34,7 @@ pub(crate) fn mix_in_key(out: *mut CUuuid, nonce: u64) {
             unsafe { *target ^= byte };
         }
     }
+    key
 }
 
 /// The 64 bytes that begin `distance` bytes before `out`.
