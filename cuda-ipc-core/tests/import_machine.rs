@@ -27,6 +27,9 @@ fn chunks(n: u32, gaps: u32) -> Vec<Found> {
 struct World<'c> {
     chunks: &'c [Found],
     batch: usize,
+    /// Fds that each fetch gets at most, in turn; empty for all that are asked for.
+    yields: &'c [usize],
+    fetches: usize,
     /// Numbers of the actions to fail.
     failing: BTreeSet<usize>,
     /// Fail every action after the first failure too.
@@ -53,6 +56,8 @@ impl<'c> World<'c> {
         World {
             chunks,
             batch,
+            yields: &[],
+            fetches: 0,
             failing: failing.into_iter().collect(),
             then_all: false,
             actions: 0,
@@ -90,7 +95,9 @@ impl<'c> World<'c> {
                 assert!(self.fds.is_empty() && self.handle.is_none(), "at most one batch and no handle");
                 assert_eq!((first, count), (self.mapped.len(), self.batch.max(1).min(self.chunks.len() - first)));
                 if !fails {
-                    self.fds.extend(first..first + count);
+                    self.fetches += 1;
+                    let most = self.yields.get((self.fetches - 1) % self.yields.len().max(1)).copied().unwrap_or(count);
+                    self.fds.extend(first..first + count.min(most));
                 }
                 self.outcome(fails, Step::Fetch, first, number)
             }
@@ -173,7 +180,17 @@ impl<'c> World<'c> {
             if action == Action::Finished {
                 break;
             }
-            transfer.report(self.act(action));
+            match (action, self.act(action)) {
+                (Action::Fetch { .. }, Ok(())) if !self.yields.is_empty() => {
+                    transfer.report_fetched(0);
+                    assert_eq!(transfer.next(), action, "nothing fetched is no progress");
+                    transfer.report_fetched(self.fds.len());
+                    let after = transfer.next();
+                    transfer.report_fetched(1);
+                    assert_eq!(transfer.next(), after, "only a fetch is answered by a count");
+                }
+                (_, outcome) => transfer.report(outcome),
+            }
         }
         transfer.report(Err(usize::MAX));
         assert_eq!(transfer.next(), Action::Finished, "a finished transfer stays so");
@@ -183,7 +200,8 @@ impl<'c> World<'c> {
         match (transfer.into_result(), &self.failure) {
             (Ok(()), None) => {
                 assert_eq!((self.mapped.len(), self.accessible.len()), (n, n));
-                let minimum = n.div_ceil(self.batch.max(1)) + 5 * n + self.runs(n).len();
+                let fetches = if self.yields.is_empty() { n.div_ceil(self.batch.max(1)) } else { self.fetches };
+                let minimum = fetches + 5 * n + self.runs(n).len();
                 assert_eq!(self.actions, minimum);
             }
             (Err(Failure { step, chunk, error, stuck }), Some(expected)) => {
@@ -235,6 +253,40 @@ fn every_failure_with_undoing_that_fails_altogether() {
             World { then_all: true, ..World::new(&chunks, batch, [failing]) }.check();
         }
     }
+}
+
+/// A source that gives fewer fds than it was asked for: the rest is asked for again, and undoing knows which are open.
+#[test]
+fn every_failure_with_fetches_that_fall_short() {
+    for (chunks, batch) in cases(5) {
+        for yields in [&[1][..], &[2], &[2, 1], &[1, 3, 2]] {
+            let world = |failing: &[usize]| World { yields, ..World::new(&chunks, batch, failing.iter().copied()) };
+            for first in 0..world(&[]).check() {
+                for second in first + 1..world(&[first]).check() {
+                    world(&[first, second]).check();
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn short_fetches_take_as_many_as_needed() {
+    let chunks = chunks(5, 0);
+    let mut transfer = Transfer::<u8>::new(&chunks, 4);
+    let mut fetches = Vec::new();
+    while transfer.next() != Action::Finished {
+        match transfer.next() {
+            Action::Fetch { first, count } => {
+                fetches.push((first, count));
+                // More than was asked for cannot have been fetched.
+                transfer.report_fetched([1, 2, 9][fetches.len() - 1]);
+            }
+            _ => transfer.report(Ok(())),
+        }
+    }
+    assert_eq!(fetches, [(0, 4), (1, 4), (3, 2)]);
+    assert_eq!(transfer.into_result(), Ok(()));
 }
 
 #[test]

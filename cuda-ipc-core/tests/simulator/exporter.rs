@@ -69,6 +69,8 @@ pub(crate) struct World {
     pub(crate) tables: Vec<Words>,
     /// What must never happen, and has.
     pub(crate) errors: Vec<String>,
+    /// Foreign fds that reached the importer's driver.
+    pub(crate) foreign: Vec<String>,
 }
 
 impl World {
@@ -85,6 +87,7 @@ impl World {
             budget,
             tables: Vec::new(),
             errors: Vec::new(),
+            foreign: Vec::new(),
         };
         world.start(boot(chunks));
         world.finish();

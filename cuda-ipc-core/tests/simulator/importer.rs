@@ -17,15 +17,25 @@ use crate::kernel::{LAYOUT, Object, Physical, Words};
 pub(crate) struct Manner {
     /// Fds fetched at a time.
     pub(crate) batch: usize,
-    /// After fetching, fetch the table's fd once more: it is still the table that was opened, so the program is still the one that wrote it.
-    pub(crate) proves_table: bool,
+    /// When to fetch the table's fd once more: if it is still the table that was opened, the program is still the one that wrote it.
+    pub(crate) proof: Proof,
     /// Read the entries again after fetching.
     pub(crate) rechecks: bool,
 }
 
+/// When an importer makes sure that the table is still there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Proof {
+    Never,
+    /// With the last re-check: foreign memory may have come as far as the driver by then, but nobody gets access to it.
+    Once,
+    /// After the fetches of each batch: foreign memory never reaches the driver.
+    EachBatch,
+}
+
 impl Manner {
     pub(crate) const fn right(batch: usize) -> Self {
-        Self { batch, proves_table: true, rechecks: true }
+        Self { batch, proof: Proof::Once, rechecks: true }
     }
 }
 
@@ -151,23 +161,28 @@ impl Importer {
         Some(match action {
             Action::Fetch { first, count } => return self.fetch(first, count, world),
             Action::Recheck(at) => {
-                if !self.manner.rechecks || self.reader().is_live(self.chunks[at].0) {
-                    Ok(())
-                } else {
+                if self.manner.rechecks && !self.reader().is_live(self.chunks[at].0) {
                     Err("retired".into())
+                } else if self.manner.proof == Proof::Once && at + 1 == self.chunks.len() {
+                    self.prove_table(world).map_err(Name::from)
+                } else {
+                    Ok(())
                 }
             }
             Action::Import(at) => {
                 let id = self.chunks[at].0;
-                match self.fds[&at] {
-                    Object::Memory(physical) if world.truth.get(&(self.key.nonce, id)) == Some(&physical) => {
+                let fd = self.fds[&at];
+                let right = |physical| world.truth.get(&(self.key.nonce, id)) == Some(&physical);
+                if !matches!(fd, Object::Memory(physical) if right(physical)) {
+                    world.foreign.push(format!("a foreign fd reaches the driver for {id:?}: {fd:?}"));
+                }
+                match fd {
+                    // The driver takes any memory.
+                    Object::Memory(physical) => {
                         self.handle = Some(physical);
                         Ok(())
                     }
-                    other => {
-                        world.errors.push(format!("a foreign fd reaches the driver for {id:?}: {other:?}"));
-                        Err("the driver does not know this fd".into())
-                    }
+                    _ => Err("the driver does not know this fd".into()),
                 }
             }
             Action::CloseFd(at) => {
@@ -204,20 +219,30 @@ impl Importer {
                 }),
                 None => Err("no fd"),
             },
-            None => match world.process.getfd(self.life, self.key.table_fd) {
-                Ok(Object::Table(words)) if self.table.is_some_and(|(opened, _)| core::ptr::eq(opened, words)) => return Some(Ok(())),
-                Ok(_) => Err("the table is not there any more"),
-                Err(name) => Err(name),
-            },
+            None => {
+                let proved = self.prove_table(world);
+                if proved.is_ok() {
+                    return Some(Ok(()));
+                }
+                proved
+            }
         };
         match outcome {
-            Ok(()) if self.fds.len() == count && !self.manner.proves_table => Some(Ok(())),
+            Ok(()) if self.fds.len() == count && self.manner.proof != Proof::EachBatch => Some(Ok(())),
             Ok(()) => None,
             Err(name) => {
                 // All or none.
                 self.fds.clear();
                 Some(Err(name.into()))
             }
+        }
+    }
+
+    /// Whether the number of the table still leads to the table that was opened.
+    fn prove_table(&self, world: &World) -> Result<(), &'static str> {
+        match world.process.getfd(self.life, self.key.table_fd)? {
+            Object::Table(words) if self.table.is_some_and(|(opened, _)| core::ptr::eq(opened, words)) => Ok(()),
+            _ => Err("the table is not there any more"),
         }
     }
 

@@ -99,6 +99,7 @@ fn granules(mapped: &[(u64, u64)]) -> Vec<u64> {
 pub(crate) struct Report {
     pub(crate) outcome: Result<(), Name>,
     pub(crate) errors: Vec<String>,
+    pub(crate) foreign: Vec<String>,
     /// Steps of the importer.
     pub(crate) positions: usize,
 }
@@ -125,5 +126,5 @@ pub(crate) fn run(chunks: &[u64], manner: Manner, mut interfere: impl FnMut(usiz
         }
     }
     recycle(world.tables);
-    Report { outcome, errors: world.errors, positions }
+    Report { outcome, errors: world.errors, foreign: world.foreign, positions }
 }

@@ -40,6 +40,21 @@ fn interrogate(reader: &Reader<'_, AtomicU64>) -> Result<(), TestCaseError> {
             Err(error) => prop_assert!(matches!(error, LookupError::Invalid { slot: at, .. } if at == slot), "{error:?}"),
         }
     }
+    // Each chunk that skipping finds is one that looking up finds, the addresses before it have none, and skipping ends.
+    let mut cursor = 0;
+    for found in core::iter::from_fn(|| {
+        let found = reader.next_chunk(cursor, u64::MAX);
+        let from = cursor;
+        cursor = found?.1.end();
+        found.map(|found| (from, found))
+    }) {
+        let (from, (id, chunk)) = found;
+        let at = chunk.address.max(from).next_multiple_of(GRANULE);
+        let before = (from.next_multiple_of(GRANULE)..at).step_by(1 << 21);
+        prop_assert!(before.clone().all(|address| reader.chunk_at(address).is_err()), "{from:#x} {chunk:?}");
+        prop_assert!(believable(&chunk) && chunk.end() > from && reader.is_live(id), "{from:#x} {chunk:?}");
+    }
+    prop_assert!((cursor..LIMIT).step_by(1 << 21).all(|address| reader.chunk_at(address).is_err()), "nothing is left out");
     let addresses = (0..14).flat_map(|granule| [granule * GRANULE, granule * GRANULE + GRANULE - 1]);
     for address in addresses.chain([LIMIT - 1, LIMIT, u64::MAX]) {
         match reader.chunk_at(address) {
@@ -220,6 +235,9 @@ fn a_table_that_never_rests_ends_every_look_up() {
         }
         assert!(LOADS.get() < 3 * 64 * 64 * 16, "{} loads", LOADS.get());
         assert!(reader.chunks(GRANULE, 8 * GRANULE).count() <= 9, "each chunk is a granule or more");
+        if let Some((_, chunk)) = reader.next_chunk(0, u64::MAX) {
+            assert!(believable(&chunk));
+        }
     }
     assert!(outcomes.iter().all(|count| *count > 0), "each way to end was seen: {outcomes:?}");
 }
