@@ -115,14 +115,16 @@ impl Shared {
             self.confirm(id, facts).err().unwrap_or(Outcome::Driver(error.code))
         })?;
         // After the memory is held: what the driver says now is said of what will be exported.
-        let exported = self.confirm(id, facts).and_then(|()| {
-            self.cuda.export_fd(handle).map_err(|error| match out_of_files() {
+        let made = self.confirm(id, facts).and_then(|()| {
+            let fd = self.cuda.export_fd(handle).map_err(|error| match out_of_files() {
                 Some(_) => Outcome::Later(libc::EMFILE.cast_unsigned()),
                 None => Outcome::Driver(error.code),
-            })
+            })?;
+            // At once: a child forked meanwhile must not keep it.
+            ProcessFd::new(fd).map_err(|error| Outcome::Later(error.errno.cast_unsigned()))
         });
         let _ = self.cuda.release(handle);
-        let fd = ProcessFd::new(exported?).map_err(|error| Outcome::Later(error.errno.cast_unsigned()))?;
+        let fd = made?;
         if fd.took_over() {
             self.retire_taken();
         }
