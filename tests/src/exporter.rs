@@ -74,10 +74,26 @@ impl Remote {
     /// As [`Remote::memory`], at an address.
     #[track_caller]
     pub fn memory_at(&mut self, len: u64, wish: u64, chunks: &[(u64, u64)]) -> RemoteMemory {
+        self.reserve(len, wish, false, chunks)
+    }
+
+    /// As [`Remote::memory_at`], with chunks that are only marked.
+    #[track_caller]
+    pub fn marked_memory_at(&mut self, len: u64, wish: u64, chunks: &[(u64, u64)]) -> RemoteMemory {
+        self.reserve(len, wish, true, chunks)
+    }
+
+    #[track_caller]
+    fn reserve(&mut self, len: u64, wish: u64, marked: bool, chunks: &[(u64, u64)]) -> RemoteMemory {
         let answer = self.ask(&format!("reserve {len} {wish}"));
         let (index, base) = answer.split_once(' ').expect("index and base");
-        let mut memory =
-            RemoteMemory { index: index.parse().expect("an index"), base: base.parse().expect("an address"), len, chunks: BTreeMap::new() };
+        let mut memory = RemoteMemory {
+            index: index.parse().expect("an index"),
+            base: base.parse().expect("an address"),
+            len,
+            chunks: BTreeMap::new(),
+            marked,
+        };
         let mut offset = 0;
         for &(len, seed) in chunks {
             memory.map(self, offset, len, seed);
@@ -146,13 +162,16 @@ pub struct RemoteMemory {
     pub len: u64,
     /// Length and seed of the chunk at each offset.
     pub chunks: BTreeMap<u64, (u64, u64)>,
+    /// Whether new chunks are only marked with their seed's bytes, which [`RemoteMemory::spot_check`] looks at; otherwise they are filled.
+    pub marked: bool,
 }
 
 impl RemoteMemory {
     /// Makes a chunk there.
     #[track_caller]
     pub fn map(&mut self, remote: &mut Remote, offset: u64, len: u64, seed: u64) {
-        remote.ask(&format!("map {} {offset} {len} {seed}", self.index));
+        let how = if self.marked { "mark" } else { "map" };
+        remote.ask(&format!("{how} {} {offset} {len} {seed}", self.index));
         self.chunks.insert(offset, (len, seed));
     }
 

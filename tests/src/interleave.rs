@@ -244,9 +244,9 @@ impl Life {
     /// Makes the same memory in each life, with other bytes.
     fn begin(mut remote: Remote, seed: u64) -> Self {
         let chunks: Vec<_> = (0..CHUNKS).map(|chunk| (CHUNK, seed + chunk)).collect();
-        let memory = remote.memory_at(16 * MIB, BASE, &chunks);
+        let memory = remote.marked_memory_at(16 * MIB, BASE, &chunks);
         assert_eq!(memory.base, BASE, "the same addresses in each life");
-        let decoy = remote.memory(16 * MIB, &[(CHUNK, seed + 9)]);
+        let decoy = remote.marked_memory_at(16 * MIB, 0, &[(CHUNK, seed + 9)]);
         let (_, rkey) = remote.export(&memory, 0, CHUNKS * CHUNK);
         let exported = chunks.iter().map(|&(_, seed)| vec![seed]).collect();
         Self { remote: Some(remote), memory, decoy, rkey, exported }

@@ -42,6 +42,12 @@ impl Memory {
         pattern::fill(&self.cuda, self.base + offset, len, seed)
     }
 
+    /// Makes a chunk at `offset` with the bytes of `seed` at the start of each granule only: enough to tell which one it is, and fast.
+    pub fn mark(&mut self, offset: u64, len: u64, seed: u64) -> Answer {
+        self.map_types(offset, len, POSIX_FD)?;
+        pattern::mark(&self.cuda, self.base + offset, len, seed)
+    }
+
     /// Makes a chunk of these handle types at `offset`.
     pub fn map_types(&mut self, offset: u64, len: u64, types: u32) -> Answer {
         self.map_on(0, offset, len, types)
@@ -56,6 +62,11 @@ impl Memory {
         self.cuda.mem_set_access(self.base + offset, size(len), 0, 3)?;
         self.chunks.insert(offset, len);
         Ok(())
+    }
+
+    /// Length in bytes of the chunk at `offset`, if one begins there.
+    pub fn len_at(&self, offset: u64) -> Option<u64> {
+        self.chunks.get(&offset).copied()
     }
 
     /// Unmaps the chunk at `offset`; that was its last reference, unless it was exported.

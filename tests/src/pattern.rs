@@ -35,6 +35,14 @@ pub fn fill(cuda: &Cuda, address: u64, len: u64, seed: u64) -> Answer {
     (0..len / GRANULE).try_for_each(|index| cuda.write(address + index * GRANULE, granule(seed, index)))
 }
 
+/// How many bytes of each granule [`mark`] fills.
+pub const MARK: usize = 4096;
+
+/// Fills the start of each granule of a chunk.
+pub fn mark(cuda: &Cuda, address: u64, len: u64, seed: u64) -> Answer {
+    (0..len / GRANULE).try_for_each(|index| cuda.write(address + index * GRANULE, &granule(seed, index)[..MARK]))
+}
+
 /// Reads `len` bytes at `address`, which begin at `offset` of a chunk filled with `seed`; says what differs, if anything.
 pub fn check(cuda: &Cuda, address: u64, offset: u64, len: u64, seed: u64) -> Result<(), String> {
     let mut read = vec![0; usize::try_from(len.min(GRANULE)).expect("small")];

@@ -49,7 +49,7 @@ fn chunks_come_and_go_between_any_two_steps() {
     let mut world = World::start(&me);
     let of_each = |event: fn(u64) -> Event| (0..CHUNKS).map(event);
     let retired: Vec<Event> = of_each(Event::Retire).chain(of_each(Event::Replace)).collect();
-    everywhere(&mut world, &retired, 680);
+    everywhere(&mut world, &retired, 708);
     for outcome in ["the present bytes", "bytes of a chunk that is marked as gone", "retired", "no chunk there"] {
         assert!(world.outcomes.contains_key(outcome), "{outcome}");
     }
@@ -61,7 +61,7 @@ fn slots_and_numbers_are_reused_between_any_two_steps() {
     let mut world = World::start(&me);
     let of_each = |event: fn(u64) -> Event| (0..CHUNKS).map(event);
     let reused: Vec<Event> = of_each(Event::Reuse).chain(of_each(Event::PutChunk)).chain(of_each(Event::PutFile)).collect();
-    everywhere(&mut world, &reused, 1020);
+    everywhere(&mut world, &reused, 1062);
     for outcome in ["bytes of a chunk that is marked as gone", "retired", "no chunk there"] {
         assert!(world.outcomes.contains_key(outcome), "{outcome}");
     }
@@ -72,7 +72,7 @@ fn an_exporter_execs_between_any_two_steps() {
     // Same pid, same addresses, same fd numbers, and a pidfd that notices nothing: B11.
     let Some(me) = enter("an_exporter_execs_between_any_two_steps") else { return };
     let mut world = World::start(&me);
-    everywhere(&mut world, &[Event::Exec], 65);
+    everywhere(&mut world, &[Event::Exec], 69);
     assert!(world.doubles >= 60, "the new life looks like the old one");
     for outcome in ["the bytes of the life that is over", "the exporter is gone", "another table"] {
         assert!(world.outcomes.contains_key(outcome), "{outcome}");
@@ -83,7 +83,7 @@ fn an_exporter_execs_between_any_two_steps() {
 fn an_exporter_dies_between_any_two_steps() {
     let Some(me) = enter("an_exporter_dies_between_any_two_steps") else { return };
     let mut world = World::start(&me);
-    everywhere(&mut world, &[Event::Kill], 65);
+    everywhere(&mut world, &[Event::Kill], 69);
     for outcome in ["the bytes of the life that is over", "the exporter is gone", "no such process or fd"] {
         assert!(world.outcomes.contains_key(outcome), "{outcome}");
     }

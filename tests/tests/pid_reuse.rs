@@ -59,7 +59,7 @@ fn a_pid_comes_again_between_any_two_steps() {
         }
     }
     println!("{rounds} rounds: {:?}, {} doubles", world.outcomes, world.doubles);
-    assert!(rounds >= 65 && world.doubles == rounds, "{rounds} rounds, {} new processes like the old one", world.doubles);
+    assert!(rounds >= 69 && world.doubles == rounds, "{rounds} rounds, {} new processes like the old one", world.doubles);
     for outcome in ["another table", "the exporter is gone", "the bytes of the life that is over"] {
         assert!(world.outcomes.contains_key(outcome), "{outcome}: {:?}", world.outcomes);
     }

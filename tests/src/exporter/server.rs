@@ -62,6 +62,7 @@ impl Server {
                 self.memories.push(Some(memory));
                 Ok(format!("{} {base}", self.memories.len() - 1))
             }
+            ("mark", &[memory, offset, len, seed]) => done(self.memory(memory)?.mark(offset, len, seed)),
             ("map", &[memory, offset, len, seed]) => done(self.memory(memory)?.map(offset, len, seed)),
             ("check", &[memory, offset, len, seed]) => {
                 let address = self.memory(memory)?.base() + offset;
