@@ -44,6 +44,12 @@ fuzz_target!(|bytes: &[u8]| {
             assert!(chunk.address <= step * GRANULE && step * GRANULE < chunk.end(), "{chunk:?}");
         }
     }
+    // Skipping from chunk to chunk moves on each time, whatever the index says.
+    let mut cursor = 0;
+    while let Some((id, chunk)) = reader.next_chunk(cursor, u64::MAX) {
+        assert!(reader.is_live(id) && chunk.address < limit && chunk.end() > cursor, "{chunk:?} from {cursor:#x}");
+        cursor = chunk.end();
+    }
     // From each granule on: the chunks are back to back, each entry appears once, and an error is the last item.
     for start in 0..limit / GRANULE {
         let mut cursor = start * GRANULE;
