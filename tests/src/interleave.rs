@@ -15,6 +15,7 @@ use crate::driver::Inside;
 use crate::exporter::{Remote, RemoteMemory};
 use crate::hooked;
 use crate::importer::Importer;
+use crate::memory::STABLE;
 use crate::pattern;
 use crate::points::{Point, Verdict, Watch};
 use crate::snapshot::Snapshot;
@@ -22,8 +23,6 @@ use crate::snapshot::Snapshot;
 const MIB: u64 = 1 << 20;
 /// Length of each chunk.
 const CHUNK: u64 = 2 * MIB;
-/// Where the exporter's memory is: an address that address space randomisation leaves free in every life.
-const BASE: u64 = 0x2000_0000_0000;
 /// Number of chunks.
 pub const CHUNKS: u64 = 3;
 
@@ -244,8 +243,8 @@ impl Life {
     /// Makes the same memory in each life, with other bytes.
     fn begin(mut remote: Remote, seed: u64) -> Self {
         let chunks: Vec<_> = (0..CHUNKS).map(|chunk| (CHUNK, seed + chunk)).collect();
-        let memory = remote.marked_memory_at(16 * MIB, BASE, &chunks);
-        assert_eq!(memory.base, BASE, "the same addresses in each life");
+        let memory = remote.marked_memory_at(16 * MIB, STABLE, &chunks);
+        assert_eq!(memory.base, STABLE, "the same addresses in each life");
         let decoy = remote.marked_memory_at(16 * MIB, 0, &[(CHUNK, seed + 9)]);
         let (_, rkey) = remote.export(&memory, 0, CHUNKS * CHUNK);
         let exported = chunks.iter().map(|&(_, seed)| vec![seed]).collect();

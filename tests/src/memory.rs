@@ -10,6 +10,9 @@ use crate::pattern;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 pub const POSIX_FD: u32 = 1;
 
+/// An address that address space randomisation leaves free in every process: for memory that is to be at one address in two of them.
+pub const STABLE: u64 = 0x2000_0000_0000;
+
 /// Mapped chunks of a reservation, by offset.
 #[derive(Debug)]
 pub struct Memory {

@@ -11,6 +11,7 @@ use cuda_ipc_core::table::LookupError;
 use cuda_ipc_tests::driver::{FakeConfig, Inside};
 use cuda_ipc_tests::exporter::{self, Remote, Stats};
 use cuda_ipc_tests::importer::Importer;
+use cuda_ipc_tests::memory::STABLE;
 use cuda_ipc_tests::snapshot::{Snapshot, wait_until};
 
 const MIB: u64 = 1 << 20;
@@ -149,7 +150,7 @@ fn an_exporter_that_restarts_is_another_exporter() {
     // B11, A10: same address, size and pid numbers may come again; the nonce does not.
     let Some((me, importer)) = enter("an_exporter_that_restarts_is_another_exporter") else { return };
     let mut first = Remote::start(&me);
-    let old = first.memory(64 * MIB, &[(4 * MIB, 1)]);
+    let old = first.memory_at(64 * MIB, STABLE, &[(4 * MIB, 1)]);
     let (_, old_key) = first.export(&old, 0, 4 * MIB);
     let peer = importer.connect(&old_key).unwrap();
     let import = importer.import_from(&peer, &old_key).unwrap();

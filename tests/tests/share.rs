@@ -8,6 +8,7 @@ use cuda_ipc_core::table::LookupError;
 use cuda_ipc_tests::driver::{FakeConfig, Inside};
 use cuda_ipc_tests::exporter::{self, Remote};
 use cuda_ipc_tests::importer::{Importer, LONG, WRITE, key};
+use cuda_ipc_tests::memory::STABLE;
 use cuda_ipc_tests::snapshot::Snapshot;
 
 const MIB: u64 = 1 << 20;
@@ -143,9 +144,7 @@ fn a_reservation_has_one_key_for_ever() {
 fn reservations_side_by_side_are_never_merged() {
     let Some((me, importer)) = enter("reservations_side_by_side_are_never_merged") else { return };
     let mut remote = Remote::start(&me);
-    let room = remote.memory(16 * MIB, &[]);
-    remote.ask(&format!("unreserve {}", room.index));
-    let left = remote.memory_at(4 * MIB, room.base, &[(2 * MIB, 1), (2 * MIB, 2)]);
+    let left = remote.memory_at(4 * MIB, STABLE, &[(2 * MIB, 1), (2 * MIB, 2)]);
     let right = remote.memory_at(4 * MIB, left.base + 4 * MIB, &[(4 * MIB, 3)]);
     assert_eq!(right.base, left.base + left.len, "adjacent");
     let (_, left_key) = remote.export(&left, 0, 4 * MIB);
