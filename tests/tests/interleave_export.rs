@@ -193,6 +193,8 @@ fn an_allocator_works_between_any_two_steps_of_an_export() {
     }
     let mut importer = Importer::start();
     importer.core = driver::Cuda::with(hooked::driver()).unwrap();
+    // The reader is a child of this process, and where Yama asks, only ancestors may fetch.
+    pidfd_sys::set_ptracer(pidfd_sys::Ptracer::Any).unwrap();
     let mut reader = me.spawn("reader").unwrap();
     assert_eq!(reader.listen(), "ready");
     let memory = Memory::reserve(importer.cuda, 64 * MIB, 0).unwrap();
