@@ -77,9 +77,18 @@ FUNCTIONS(DECLARE)
 static void *library;
 static int current_device;
 
-int open_driver(int device)
+/* Makes the primary context of a device current. */
+static int use_device(int device)
 {
     void *context;
+    int code = cuDevicePrimaryCtxRetain(&context, device);
+
+    current_device = device;
+    return code != 0 ? code : cuCtxSetCurrent(context);
+}
+
+int open_driver(int device)
+{
     int code;
 
     library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -89,8 +98,7 @@ int open_driver(int device)
     }
 #define LOOK_UP(name, parameters) *(void **)&name = dlsym(library, #name);
     FUNCTIONS(LOOK_UP)
-    current_device = device;
-    if ((code = cuInit(0)) != 0 || (code = cuDevicePrimaryCtxRetain(&context, device)) != 0 || (code = cuCtxSetCurrent(context)) != 0) {
+    if ((code = cuInit(0)) != 0 || (code = use_device(device)) != 0) {
         refuse(code, "no context");
         return 0;
     }
@@ -104,6 +112,12 @@ static int worked(int code, const char *what)
         refuse(code, what);
     }
     return code == 0;
+}
+
+/* use DEVICE: what is allocated from here on is there. */
+static void do_use(char **argument)
+{
+    worked(use_device(signed_number(argument[0])), "use");
 }
 
 /* alloc BYTES: memory of cuMemAlloc. */
@@ -370,9 +384,24 @@ static void do_fork(char **argument)
 }
 
 const struct command MEMORY_COMMANDS[] = {
-    {"alloc", 1, do_alloc},         {"free", 1, do_free},     {"pool", 2, do_pool},         {"reserve", 2, do_reserve},
-    {"unreserve", 2, do_unreserve}, {"chunks", 4, do_chunks}, {"unmap", 2, do_unmap},       {"create", 2, do_create},
-    {"release", 1, do_release},     {"info", 0, do_info},     {"fill", 4, do_fill},         {"check", 4, do_check},
-    {"counters", 0, do_counters},   {"device", 1, do_device}, {"calls", 1, do_calls},       {"async", 1, do_async},
-    {"let_go", 0, do_let_go},       {"fork", 0, do_fork},     {NULL, 0, NULL},
+    {"use", 1, do_use},
+    {"alloc", 1, do_alloc},
+    {"free", 1, do_free},
+    {"pool", 2, do_pool},
+    {"reserve", 2, do_reserve},
+    {"unreserve", 2, do_unreserve},
+    {"chunks", 4, do_chunks},
+    {"unmap", 2, do_unmap},
+    {"create", 2, do_create},
+    {"release", 1, do_release},
+    {"info", 0, do_info},
+    {"fill", 4, do_fill},
+    {"check", 4, do_check},
+    {"counters", 0, do_counters},
+    {"device", 1, do_device},
+    {"calls", 1, do_calls},
+    {"async", 1, do_async},
+    {"let_go", 0, do_let_go},
+    {"fork", 0, do_fork},
+    {NULL, 0, NULL},
 };

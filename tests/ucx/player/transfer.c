@@ -145,15 +145,13 @@ static void do_deregister(char **argument)
 /* pack MEMORY: the key of registered memory. */
 static void do_pack(char **argument)
 {
-    double start = now_ms();
     void *key;
     size_t length;
     char *text;
 
     if (worked(ucp_rkey_pack(context, pointer(argument[0]), &key, &length))) {
-        double took = now_ms() - start;
         text = to_hex(key, length);
-        answer("%s %.0f", text, took * 1e3);
+        answer("%s", text);
         free(text);
         ucp_rkey_buffer_release(key);
     }
@@ -248,8 +246,20 @@ static void do_flush(char **argument)
 }
 
 const struct command TRANSFER_COMMANDS[] = {
-    {"open", 1, do_open},         {"close", 0, do_close},   {"address", 0, do_address},       {"connect", 2, do_connect},
-    {"disconnect", 1, do_disconnect}, {"register", 3, do_register}, {"deregister", 1, do_deregister}, {"pack", 1, do_pack},
-    {"unpack", 2, do_unpack},     {"drop", 1, do_drop},     {"get", 6, do_get},               {"put", 6, do_put},
-    {"wait", 2, do_wait},         {"poll", 1, do_poll},     {"flush", 2, do_flush},           {NULL, 0, NULL},
+    {"open", 1, do_open},
+    {"close", 0, do_close},
+    {"address", 0, do_address},
+    {"connect", 2, do_connect},
+    {"disconnect", 1, do_disconnect},
+    {"register", 3, do_register},
+    {"deregister", 1, do_deregister},
+    {"pack", 1, do_pack},
+    {"unpack", 2, do_unpack},
+    {"drop", 1, do_drop},
+    {"get", 6, do_get},
+    {"put", 6, do_put},
+    {"wait", 2, do_wait},
+    {"poll", 1, do_poll},
+    {"flush", 2, do_flush},
+    {NULL, 0, NULL},
 };

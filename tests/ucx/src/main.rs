@@ -5,7 +5,7 @@
 //! for each release (`wheel`), and all it does it is told.
 
 // A program has std; the lint is for the libraries.
-#![allow(clippy::std_instead_of_core, dead_code)]
+#![allow(clippy::std_instead_of_core)]
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -13,6 +13,7 @@ use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+mod jumps;
 mod memory;
 mod player;
 mod scenarios;
@@ -26,7 +27,8 @@ use world::{Built, World};
 /// What a step gives, or why the scenario has failed.
 pub(crate) type Outcome<T = ()> = Result<T, String>;
 
-const USAGE: &str = "usage: ucx-tests [--all-ucx] [--ucx VERSION]... [--scenario PART_OF_NAME]... [--pending] [--jobs N] [--list]";
+const USAGE: &str =
+    "usage: ucx-tests [--all-ucx] [--ucx VERSION]... [--scenario PART_OF_NAME]... [--pending] [--soak SECONDS] [--jobs N] [--list]";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -45,6 +47,7 @@ struct Options {
     list: bool,
     pending: bool,
     jobs: usize,
+    soak: Duration,
     versions: Vec<String>,
     scenarios: Vec<String>,
 }
@@ -52,7 +55,15 @@ struct Options {
 impl Options {
     fn parse(args: &[String]) -> Outcome<Self> {
         let cpus = std::thread::available_parallelism().map_or(2, core::num::NonZero::get);
-        let mut options = Self { all: false, list: false, pending: false, jobs: cpus.min(8), versions: Vec::new(), scenarios: Vec::new() };
+        let mut options = Self {
+            all: false,
+            list: false,
+            pending: false,
+            jobs: cpus.min(8),
+            soak: Duration::from_secs(6),
+            versions: Vec::new(),
+            scenarios: Vec::new(),
+        };
         let mut args = args.iter();
         while let Some(arg) = args.next() {
             let mut value = || args.next().cloned().ok_or_else(|| format!("{arg} needs a value\n{USAGE}"));
@@ -62,6 +73,7 @@ impl Options {
                 "--pending" => options.pending = true,
                 "--ucx" => options.versions.push(value()?),
                 "--scenario" => options.scenarios.push(value()?),
+                "--soak" => options.soak = Duration::from_secs(value()?.parse().map_err(|_| USAGE.to_owned())?),
                 "--jobs" => options.jobs = value()?.parse().map_err(|_| USAGE.to_owned())?,
                 other => return Err(format!("unknown argument `{other}`\n{USAGE}")),
             }
@@ -118,7 +130,7 @@ fn run(options: &Options) -> Outcome<bool> {
         for _ in 0..options.jobs.max(1) {
             scope.spawn(|| {
                 while let Some((wheel, scenario)) = lock(&jobs).pop_front() {
-                    if let Some(failure) = one(wheel, scenario, &built) {
+                    if let Some(failure) = one(wheel, scenario, |wheel| World::new(wheel, &wheels, &built, options.soak)) {
                         lock(&failures).push(failure);
                     }
                 }
@@ -139,12 +151,12 @@ fn run(options: &Options) -> Outcome<bool> {
 }
 
 /// Runs one scenario with one release and reports it; its name if it has failed.
-fn one(wheel: &Wheel, scenario: &Scenario, built: &Built) -> Option<String> {
+fn one(wheel: &Wheel, scenario: &Scenario, world: impl FnOnce(&Wheel) -> Outcome<World>) -> Option<String> {
     let start = Instant::now();
     let title = format!("{} {}", wheel.name, scenario.name);
     let mut evidence = String::new();
     let mut notes = Vec::new();
-    let outcome = World::new(wheel, built).and_then(|mut world| {
+    let outcome = world(wheel).and_then(|mut world| {
         let outcome = (scenario.run)(&mut world);
         if outcome.is_err() {
             evidence = world.evidence();

@@ -1,6 +1,7 @@
 //! What players do with memory, in the words of scenarios: make it, share it, move bytes, see whether they are right.
 
 use core::time::Duration;
+use std::time::Instant;
 
 use crate::Outcome;
 use crate::player::{Answer, Player};
@@ -47,8 +48,6 @@ pub(crate) struct Shared {
     pub(crate) len: u64,
     pub(crate) memory: u64,
     pub(crate) key: String,
-    /// Microseconds that UCX took for the key.
-    pub(crate) pack_us: u64,
 }
 
 /// A peer's memory, opened.
@@ -56,7 +55,6 @@ pub(crate) struct Shared {
 pub(crate) struct Remote {
     pub(crate) peer: String,
     pub(crate) address: u64,
-    pub(crate) len: u64,
     pub(crate) key: u64,
 }
 
@@ -116,17 +114,16 @@ impl Player {
         }
     }
 
-    /// Registers memory and packs its key.
+    /// Registers memory, of which UCX finds out the type, and packs its key.
     pub(crate) fn share(&mut self, address: u64, len: u64) -> Outcome<Shared> {
         self.share_as(address, len, false)
     }
 
-    /// As [`Player::share`], telling UCX the type of memory if `typed`.
+    /// As [`Player::share`], telling UCX that it is CUDA memory if `typed`.
     pub(crate) fn share_as(&mut self, address: u64, len: u64, typed: bool) -> Outcome<Shared> {
         let memory = self.number(&format!("register {address} {len} {}", u8::from(typed)))?;
-        let packed = self.ask(&format!("pack {memory}"))?;
-        let (key, time) = packed.split_once(' ').unwrap_or((&packed, "0"));
-        Ok(Shared { address, len, memory, key: key.to_owned(), pack_us: time.parse().unwrap_or(0) })
+        let key = self.ask(&format!("pack {memory}"))?;
+        Ok(Shared { address, len, memory, key })
     }
 
     pub(crate) fn deregister(&mut self, memory: u64) -> Outcome {
@@ -147,14 +144,27 @@ impl Player {
 
     /// Opens what a peer has shared.
     pub(crate) fn open(&mut self, peer: &Player, shared: &Shared) -> Outcome<Remote> {
-        let endpoint = self.endpoint(&peer.name)?;
+        self.open_at(&peer.name, shared)
+    }
+
+    /// As [`Player::open`], by the peer's name.
+    pub(crate) fn open_at(&mut self, peer: &str, shared: &Shared) -> Outcome<Remote> {
+        let endpoint = self.endpoint(peer)?;
         let key = self.number(&format!("unpack {endpoint:#x} {}", shared.key))?;
-        Ok(Remote { peer: peer.name.clone(), address: shared.address, len: shared.len, key })
+        Ok(Remote { peer: peer.to_owned(), address: shared.address, key })
     }
 
     /// Gives an opened key back.
     pub(crate) fn drop_key(&mut self, remote: Remote) -> Outcome {
         self.ask(&format!("drop {:#x}", remote.key)).map(|_| ())
+    }
+
+    /// Reads a part of what a peer has shared, and checks it: right bytes of `seed` by the lane.
+    pub(crate) fn read(&mut self, remote: &Remote, at: u64, local: Local, len: u64, seed: u64, first: u64) -> Outcome {
+        self.fill(local.address, len, !seed, 0)?;
+        let route = self.transfer(Way::Get, remote, at, local, len)?;
+        self.check(local.address, len, seed, first)?;
+        if route.is_lane() { Ok(()) } else { Err(format!("{}: read by `{}`", self.name, route.0)) }
     }
 
     /// Begins to move `len` bytes between `remote.address + at` and the start of `local`.
@@ -214,6 +224,15 @@ impl Player {
         })
     }
 
+    /// An error if memory that is gone can be used. By writing where UCX ends the process when a read fails, which is so before 1.19.
+    pub(crate) fn finds_it_gone(&mut self, remote: &Remote, at: u64, local: Local, len: u64) -> Outcome {
+        let way = if self.survives_failed_reads { Way::Get } else { Way::Put };
+        match self.try_transfer(way, remote, at, local, len)? {
+            Ok(route) => Err(format!("{}: {way:?} of memory that is gone, at {at}, went by `{}`", self.name, route.0)),
+            Err(_) => Ok(()),
+        }
+    }
+
     /// Waits until everything written to a peer has arrived.
     pub(crate) fn flush(&mut self, peer: &str) -> Outcome {
         let endpoint = self.endpoint(peer)?;
@@ -228,7 +247,6 @@ impl Player {
 /// What a process has and has done, from the fake driver.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counters {
-    pub(crate) mapped_bytes: u64,
     pub(crate) reserved_bytes: u64,
     pub(crate) exports: u64,
     pub(crate) imports: u64,
@@ -242,7 +260,6 @@ impl Player {
         let numbers = self.numbers("counters")?;
         let number = |at: usize| numbers.get(at).copied().unwrap_or(0);
         Ok(Counters {
-            mapped_bytes: number(2),
             reserved_bytes: number(4),
             exports: number(5),
             imports: number(6),
@@ -255,6 +272,35 @@ impl Player {
     /// Bytes of a device that are in use by anybody.
     pub(crate) fn used_bytes(&mut self, device: u32) -> Outcome<u64> {
         self.numbers(&format!("device {device}"))?.get(1).copied().ok_or_else(|| "no number".to_owned())
+    }
+
+    /// Waits until no more than `bytes` of a device are in use: after how many milliseconds that was, or `None` if not within the limit.
+    pub(crate) fn wait_for_used(&mut self, device: u32, bytes: u64, limit_ms: u64) -> Outcome<Option<u64>> {
+        let start = Instant::now();
+        loop {
+            let used = self.used_bytes(device)?;
+            let passed = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
+            if used <= bytes {
+                return Ok(Some(passed));
+            }
+            if passed > limit_ms {
+                return Ok(None);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Open fds.
+    pub(crate) fn fds(&self) -> Outcome<usize> {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).map(Iterator::count).map_err(|error| format!("{}: {error}", self.name))
+    }
+
+    /// Resident memory that is not shared: the fake driver's device memory is a shared file.
+    pub(crate) fn resident_kib(&self) -> Outcome<u64> {
+        let path = format!("/proc/{}/status", self.pid());
+        let status = std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        line.and_then(|line| line.split_whitespace().next()?.parse().ok()).ok_or_else(|| format!("{path} has no RssAnon"))
     }
 
     /// How often this process has called a driver function.

@@ -10,6 +10,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::Outcome;
+use crate::wheel::Wheel;
 
 /// How long a command may take; those that wait take their own time besides.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -25,8 +26,8 @@ pub(crate) struct Setup {
     pub(crate) hooks: bool,
     /// In a PID namespace of its own, as its process 1.
     pub(crate) namespace: bool,
-    /// Variables for this process.
-    pub(crate) env: Vec<(&'static str, String)>,
+    /// Another release than the one under test.
+    pub(crate) wheel: Option<Wheel>,
 }
 
 impl Setup {
@@ -50,13 +51,13 @@ impl Setup {
         self
     }
 
-    pub(crate) fn device(mut self, device: u32) -> Self {
-        self.device = device;
+    pub(crate) fn wheel(mut self, wheel: &Wheel) -> Self {
+        self.wheel = Some(wheel.clone());
         self
     }
 
-    pub(crate) fn env(mut self, name: &'static str, value: &str) -> Self {
-        self.env.push((name, value.to_owned()));
+    pub(crate) fn device(mut self, device: u32) -> Self {
+        self.device = device;
         self
     }
 }
@@ -80,6 +81,8 @@ pub(crate) struct Player {
     /// Endpoints by the name of the player at the other end.
     pub(crate) endpoints: HashMap<String, u64>,
     pub(crate) device: u32,
+    /// Whether UCX gives an error for a read that fails, instead of ending the process.
+    pub(crate) survives_failed_reads: bool,
 }
 
 impl Player {
@@ -98,7 +101,17 @@ impl Player {
                 }
             }
         });
-        Ok(Self { name: name.to_owned(), child, input, lines, log, transcript, endpoints: HashMap::new(), device: setup.device })
+        Ok(Self {
+            name: name.to_owned(),
+            child,
+            input,
+            lines,
+            log,
+            transcript,
+            endpoints: HashMap::new(),
+            device: setup.device,
+            survives_failed_reads: true,
+        })
     }
 
     /// The process.

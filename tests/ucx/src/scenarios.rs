@@ -1,6 +1,11 @@
 //! The scenarios: what is to be right, each a function.
 
+mod library;
 mod matrix;
+mod memory;
+mod peers;
+mod segments;
+mod settings;
 
 use crate::Outcome;
 use crate::world::World;
@@ -17,13 +22,83 @@ pub(crate) struct Scenario {
 
 /// All of them.
 pub(crate) const SCENARIOS: &[Scenario] = &[
+    now("library/no-tail-jumps", "UCX's CUDA module calls what is interposed, and never jumps there", library::no_tail_jumps),
+    now("library/inert", "a process without that module has no thread, fd, library or output of it", library::inert),
     now("matrix/stock", "without the library, chunks with a POSIX fd are never moved by the lane", matrix::stock),
     now("matrix/preload", "with it they are, whatever their number and whichever part is registered and moved", matrix::preload),
     now("matrix/hooks", "also with UCM's default hooks in the driver", matrix::hooks),
     now("matrix/one-sided", "a peer without it still moves bytes, by another route, and one with it beside by the lane", matrix::one_sided),
     now("matrix/untouched", "memory of cuMemAlloc, of no handle type, and real fabric handles are UCX's business", matrix::untouched),
+    later("matrix/pool", "memory of a pool that was made for POSIX fds moves by the lane", matrix::pool, "pools are not answered yet"),
+    now(
+        "segments/neighbour-freed",
+        "of two registrations in a segment one is freed, the other is read with its old key",
+        segments::neighbour_freed,
+    ),
+    now(
+        "segments/keys-of-age",
+        "keys from before and after growth are used in turn, with transfers in flight",
+        segments::keys_of_different_age,
+    ),
+    now(
+        "segments/re-created",
+        "a segment grows, shrinks, and comes again at its address with other contents and length",
+        segments::recreated,
+    ),
+    now("segments/side-by-side", "two reservations at touching addresses are two", segments::side_by_side),
+    now(
+        "segments/sleep-wake",
+        "memory that comes again at its addresses under a living registration is read at once",
+        segments::sleep_and_wake,
+    ),
+    now("peers/other-releases", "peers with other releases of UCX get right bytes", peers::other_releases),
+    now("peers/pid-namespaces", "two containers' process 1 on one device are two processes", peers::pid_namespaces),
+    now("peers/two-devices", "two devices of a process use a peer's memory, from before and from later", peers::two_devices),
+    now("peers/dead-key-first", "a first key of somebody who has ended does not cost the lane to others", peers::dead_key_first),
+    now("peers/own-key", "a process opens its own key", peers::own_key),
+    now("peers/ends", "memory of a peer that has ended comes back, and its successor is another", peers::peer_ends),
+    now("settings/cache-off", "UCX_CUDA_IPC_CACHE=n", settings::cache_off),
+    now("settings/cache-of-one", "UCX_CUDA_IPC_CACHE_MAX_REGIONS=1", settings::cache_of_one),
+    now("settings/small-cache", "UCX_CUDA_IPC_CACHE_MAX_SIZE below one region", settings::small_cache),
+    now("settings/stream-destroyed", "UCX ends while its copies run, and their memory is freed", settings::stream_destroyed),
+    now("settings/freed-while-copied", "a copy outlives what it reads", settings::freed_while_copied),
+    now("settings/region-destroyed", "UCX takes a region down while a copy uses it", settings::region_destroyed_in_use),
+    now("settings/reloc", "UCM's relocating hooks cost the lane at most", settings::relocating_hooks),
+    now("memory/back-by-sweep", "memory is back within 500 ms of a free that nobody reports", memory::back_by_sweep),
+    now("memory/back-by-event", "and within 20 ms plus unmapping of one that UCM reports", memory::back_by_event),
+    now("memory/create-after-free", "what is free can be had at once, what was freed soon after", memory::create_after_free),
+    later(
+        "memory/create-at-once",
+        "what was freed can be had at once",
+        memory::create_at_once,
+        "an importer's mapping keeps the memory for the milliseconds until it is unmapped, and no exporter waits for that",
+    ),
+    now("memory/changing-addresses", "address space is bounded if UCX's cache is", memory::changing_addresses),
+    later(
+        "memory/addresses-no-limit",
+        "address space is bounded, whatever UCX keeps",
+        memory::addresses_without_limit,
+        "a window keeps its addresses for as long as UCX has a region of it, and before 1.21 UCX has no limit to that",
+    ),
+    now("memory/forked-workers", "children that live on hold nothing", memory::forked_workers),
+    now("memory/steady", "fds, memory and GPU memory stay as they are over many rounds", memory::steady),
 ];
 
 const fn now(name: &'static str, about: &'static str, run: fn(&mut World) -> Outcome) -> Scenario {
     Scenario { name, about, run, pending: None }
+}
+
+const fn later(name: &'static str, about: &'static str, run: fn(&mut World) -> Outcome, reason: &'static str) -> Scenario {
+    Scenario { name, about, run, pending: Some(reason) }
+}
+
+fn expect(so: bool, what: &str) -> Outcome {
+    if so { Ok(()) } else { Err(what.to_owned()) }
+}
+
+/// Ends a process.
+#[allow(unsafe_code, reason = "there is no safe way to signal a process that is no child of this one")]
+fn kill(pid: i32) {
+    // SAFETY: kill takes no pointers; the pid is of a child of a player, which nobody else reaps before this.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
 }

@@ -90,6 +90,12 @@ pub(crate) struct Wheel {
 }
 
 impl Wheel {
+    /// Whether this is that release or a later one.
+    pub(crate) fn is_at_least(&self, version: &str) -> bool {
+        let numbers = |text: &str| -> Vec<u32> { text.split('.').filter_map(|part| part.parse().ok()).collect() };
+        numbers(self.version) >= numbers(version)
+    }
+
     /// Our program, linked with this release.
     pub(crate) fn program(&self) -> PathBuf {
         self.folder.join("player")

@@ -30,12 +30,16 @@ pub(crate) struct World {
     env: Vec<(&'static str, String)>,
     transcript: Arc<Mutex<String>>,
     logs: Vec<PathBuf>,
+    /// All releases of this run.
+    all: Vec<Wheel>,
+    /// How long a scenario that only wants time may take.
+    pub(crate) soak: Duration,
     /// What a scenario wants to be read besides "passed".
     pub(crate) notes: Vec<String>,
 }
 
 impl World {
-    pub(crate) fn new(wheel: &Wheel, built: &Built) -> Outcome<Self> {
+    pub(crate) fn new(wheel: &Wheel, all: &[Wheel], built: &Built, soak: Duration) -> Outcome<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let shm = Path::new("/dev/shm");
         let parent = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
@@ -48,6 +52,8 @@ impl World {
             env: Vec::new(),
             transcript: Arc::default(),
             logs: Vec::new(),
+            all: all.to_vec(),
+            soak,
             notes: Vec::new(),
         })
     }
@@ -57,10 +63,9 @@ impl World {
         self.env.push((name, value.to_owned()));
     }
 
-    /// Whether the release under test is this one or a later one.
-    pub(crate) fn is_at_least(&self, version: &str) -> bool {
-        let numbers = |text: &str| -> Vec<u32> { text.split('.').filter_map(|part| part.parse().ok()).collect() };
-        numbers(self.wheel.version) >= numbers(version)
+    /// The other releases of this run.
+    pub(crate) fn others(&self) -> Vec<Wheel> {
+        self.all.iter().filter(|wheel| wheel.name != self.wheel.name).cloned().collect()
     }
 
     /// Starts players and opens UCX in each, all at once.
@@ -88,24 +93,33 @@ impl World {
         Ok((a, b))
     }
 
-    fn start(&mut self, name: &str, setup: &Setup) -> Outcome<Player> {
+    /// Starts a player that opens nothing.
+    pub(crate) fn start(&mut self, name: &str, setup: &Setup) -> Outcome<Player> {
+        let program = setup.wheel.as_ref().unwrap_or(&self.wheel).program();
         let mut command = if setup.namespace {
             let mut command = Command::new("unshare");
-            command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]).arg(self.wheel.program());
+            command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]).arg(program);
             command
         } else {
-            Command::new(self.wheel.program())
+            Command::new(program)
         };
         self.environment(&mut command, setup);
         let log = self.folder.join(format!("{name}.log"));
         self.logs.push(log.clone());
-        Player::start(name, command, setup, log, self.transcript.clone())
+        let mut player = Player::start(name, command, setup, log, self.transcript.clone())?;
+        player.survives_failed_reads = setup.wheel.as_ref().unwrap_or(&self.wheel).is_at_least("1.19");
+        Ok(player)
+    }
+
+    /// A path for a file that is removed with the machine.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
     }
 
     /// The variables of a process of this machine.
     pub(crate) fn environment(&self, command: &mut Command, setup: &Setup) {
         let mut search = OsString::from(&self.built.driver);
-        for folder in self.wheel.search_path() {
+        for folder in setup.wheel.as_ref().unwrap_or(&self.wheel).search_path() {
             search.push(":");
             search.push(folder);
         }
@@ -117,13 +131,13 @@ impl World {
         // Without it UCX reads by this lane only where there is an NVLink.
         command.env("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "y");
         if !setup.hooks {
-            // What UCX remembers of memory types is right only if the hooks tell it what is new.
-            command.env("UCX_MEM_CUDA_HOOK_MODE", "none").env("UCX_MEMTYPE_CACHE", "n");
+            // What UCX remembers of memory is right only if the hooks tell it what is new, so it does without where they cannot be set, as is done here.
+            command.env("UCX_MEM_CUDA_HOOK_MODE", "none").env("UCX_MEMTYPE_CACHE", "n").env("UCX_RCACHE_ENABLE", "n");
         }
         if setup.preload {
             command.env("LD_PRELOAD", &self.built.preload);
         }
-        command.envs(self.env.iter().chain(&setup.env).map(|(name, value)| (name, value)));
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
     }
 
     /// What has been said and logged: for a report of a failure.

@@ -1,0 +1,165 @@
+//! Who the peers are: other releases, other namespaces, several devices, oneself, and those that end.
+
+use crate::Outcome;
+use crate::memory::{CHUNK, Local, POSIX_FD, Way};
+use crate::player::{Player, Setup};
+use crate::world::{World, connect};
+
+use super::expect;
+
+/// Peers with other releases of UCX: whatever route they find, the bytes are right, and the pair of one release beside them has the lane.
+pub(super) fn other_releases(world: &mut World) -> Outcome {
+    for other in world.others() {
+        let [mut a, mut b, mut c] =
+            world.players([("a", Setup::preload()), ("b", Setup::preload()), ("other", Setup::preload().wheel(&other))])?;
+        connect(&mut a, &mut b)?;
+        connect(&mut a, &mut c)?;
+        let base = a.segment(CHUNK, 3, 8 * CHUNK, POSIX_FD)?;
+        let shared = a.share(base, 3 * CHUNK)?;
+        let theirs = c.segment(CHUNK, 3, 8 * CHUNK, POSIX_FD)?;
+        let their_key = c.share(theirs, 3 * CHUNK)?;
+        let (at_a, at_b, at_c) = (a.buffer(3 * CHUNK)?, b.buffer(3 * CHUNK)?, c.buffer(3 * CHUNK)?);
+        a.fill(base, 3 * CHUNK, 1, 0)?;
+        c.fill(theirs, 3 * CHUNK, 2, 0)?;
+        let remote = c.open(&a, &shared)?;
+        let route = c.transfer(Way::Get, &remote, 0, at_c, 3 * CHUNK)?;
+        c.check(at_c.address, 3 * CHUNK, 1, 0).map_err(|error| format!("{} reads: {error}", other.name))?;
+        let back = a.open(&c, &their_key)?;
+        a.transfer(Way::Get, &back, 0, at_a, 3 * CHUNK)?;
+        a.check(at_a.address, 3 * CHUNK, 2, 0).map_err(|error| format!("reading {}: {error}", other.name))?;
+        let remote = b.open(&a, &shared)?;
+        b.read(&remote, 0, at_b, 3 * CHUNK, 1, 0).map_err(|error| format!("beside {}: {error}", other.name))?;
+        world.notes.push(format!("{}: {}", other.name, if route.is_lane() { "lane" } else { "other route" }));
+        a.is_clean()?;
+    }
+    Ok(())
+}
+
+/// Two containers, each with a process 1, on one GPU: UCX 1.20 takes them for one process where memory has the same uuid.
+pub(super) fn pid_namespaces(world: &mut World) -> Outcome {
+    let (mut a, mut b) = world.pair(Setup::preload().namespace(), Setup::preload().namespace())?;
+    let base = a.segment(CHUNK, 3, 8 * CHUNK, POSIX_FD)?;
+    // The same addresses mean something else in the other process, if they mean anything.
+    a.fill(base, 3 * CHUNK, 1, 0)?;
+    let shared = a.share(base, 3 * CHUNK)?;
+    let buffer = b.buffer(3 * CHUNK)?;
+    if b.reserve_at(base, 8 * CHUNK).is_ok() {
+        b.chunks(base, CHUNK, 3, POSIX_FD)?;
+        b.fill(base, 3 * CHUNK, 2, 0)?;
+    }
+    let remote = b.open(&a, &shared)?;
+    let route = b.transfer(Way::Get, &remote, 0, buffer, 3 * CHUNK)?;
+    b.check(buffer.address, 3 * CHUNK, 1, 0).map_err(|error| format!("by `{}`: {error}", route.0))?;
+    b.fill(buffer.address, CHUNK, 3, 0)?;
+    b.transfer(Way::Put, &remote, CHUNK, buffer, CHUNK)?;
+    a.check(base + CHUNK, CHUNK, 3, 0)?;
+    world.notes.push(if route.is_lane() { "lane".to_owned() } else { "other route".to_owned() });
+    a.is_clean()?;
+    b.is_clean()
+}
+
+/// One process uses a peer's memory from both of its devices, wherever that memory is.
+pub(super) fn two_devices(world: &mut World) -> Outcome {
+    world.set("FAKE_CUDA_DEVICES", "2");
+    let [mut first, mut second, mut b] =
+        world.players([("first", Setup::preload()), ("second", Setup::preload().device(1)), ("b", Setup::preload())])?;
+    for a in [&mut first, &mut second] {
+        connect(a, &mut b)?;
+        from_both_devices(a, &mut b).map_err(|error| format!("memory on the {} device: {error}", a.name))?;
+    }
+    b.is_clean()
+}
+
+fn from_both_devices(a: &mut Player, b: &mut Player) -> Outcome {
+    let base = a.segment(CHUNK, 3, 8 * CHUNK, POSIX_FD)?;
+    a.fill(base, 3 * CHUNK, 1, 0)?;
+    let shared = a.share(base, 3 * CHUNK)?;
+    let remote = b.open(a, &shared)?;
+    let mut buffers: Vec<Local> = Vec::new();
+    for device in 0..2 {
+        b.ask(&format!("use {device}"))?;
+        buffers.push(b.buffer(3 * CHUNK)?);
+    }
+    for round in 0..3 {
+        for (device, &buffer) in buffers.iter().enumerate() {
+            b.ask(&format!("use {device}"))?;
+            b.read(&remote, 0, buffer, 3 * CHUNK, 1, 0).map_err(|error| format!("device {device}, round {round}: {error}"))?;
+        }
+        if round == 0 {
+            // Chunks that come later are for both, too.
+            a.chunks(base + 3 * CHUNK, CHUNK, 2, POSIX_FD)?;
+            a.fill(base + 3 * CHUNK, 2 * CHUNK, 1, 3 * CHUNK)?;
+            let grown = a.share(base, 5 * CHUNK)?;
+            let grown = b.open(a, &grown)?;
+            for (device, &buffer) in buffers.iter().enumerate() {
+                b.ask(&format!("use {device}"))?;
+                b.read(&grown, 3 * CHUNK, buffer, 2 * CHUNK, 1, 3 * CHUNK).map_err(|error| format!("device {device}, grown: {error}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The first key that a process opens is of somebody who has ended: that must not cost it the lane to others.
+pub(super) fn dead_key_first(world: &mut World) -> Outcome {
+    let [mut a, mut b, mut c] = world.players([("a", Setup::preload()), ("b", Setup::preload()), ("c", Setup::preload())])?;
+    connect(&mut a, &mut b)?;
+    connect(&mut c, &mut b)?;
+    let buffer = b.buffer(3 * CHUNK)?;
+    let base = a.segment(CHUNK, 3, 8 * CHUNK, POSIX_FD)?;
+    let dead = a.share(base, 3 * CHUNK)?;
+    a.end()?;
+    let dead = b.open(&a, &dead)?;
+    let base = c.segment(CHUNK, 3, 8 * CHUNK, POSIX_FD)?;
+    c.fill(base, 3 * CHUNK, 1, 0)?;
+    let shared = c.share(base, 3 * CHUNK)?;
+    let remote = b.open(&c, &shared)?;
+    b.read(&remote, 0, buffer, 3 * CHUNK, 1, 0)?;
+    b.drop_key(dead)?;
+    b.is_clean()
+}
+
+/// A process that opens its own key.
+pub(super) fn own_key(world: &mut World) -> Outcome {
+    let [mut a] = world.players([("a", Setup::preload())])?;
+    let address = a.ask("address")?;
+    let endpoint = a.number(&format!("connect {address} 0"))?;
+    a.endpoints.insert("a".to_owned(), endpoint);
+    let base = a.segment(CHUNK, 3, 8 * CHUNK, POSIX_FD)?;
+    a.fill(base, 3 * CHUNK, 1, 0)?;
+    let shared = a.share(base, 3 * CHUNK)?;
+    let buffer = a.buffer(3 * CHUNK)?;
+    let remote = a.open_at("a", &shared)?;
+    let route = a.transfer(Way::Get, &remote, 100, buffer, 3 * CHUNK - 100)?;
+    a.check(buffer.address, 3 * CHUNK - 100, 1, 100)?;
+    a.fill(buffer.address, CHUNK, 2, 0)?;
+    a.transfer(Way::Put, &remote, CHUNK, buffer, CHUNK)?;
+    a.check(base + CHUNK, CHUNK, 2, 0)?;
+    world.notes.push(if route.is_lane() { "lane".to_owned() } else { "other route".to_owned() });
+    a.is_clean()
+}
+
+/// A peer ends; what it had comes back, and its successor is somebody else.
+pub(super) fn peer_ends(world: &mut World) -> Outcome {
+    let [mut a, mut b] = world.players([("a", Setup::preload()), ("b", Setup::preload())])?;
+    connect(&mut a, &mut b)?;
+    let buffer = b.buffer(4 * CHUNK)?;
+    let before = b.used_bytes(0)?;
+    let base = a.segment(CHUNK, 4, 8 * CHUNK, POSIX_FD)?;
+    a.fill(base, 4 * CHUNK, 1, 0)?;
+    let shared = a.share(base, 4 * CHUNK)?;
+    let remote = b.open(&a, &shared)?;
+    b.read(&remote, 0, buffer, 4 * CHUNK, 1, 0)?;
+    a.end()?;
+    let came_back = b.wait_for_used(0, before, 1000)?;
+    expect(came_back.is_some(), "memory of a process that has ended does not come back")?;
+    b.finds_it_gone(&remote, 0, buffer, CHUNK)?;
+    let [mut c] = world.players([("c", Setup::preload())])?;
+    connect(&mut c, &mut b)?;
+    let base = c.segment(CHUNK, 4, 8 * CHUNK, POSIX_FD)?;
+    c.fill(base, 4 * CHUNK, 2, 0)?;
+    let shared = c.share(base, 4 * CHUNK)?;
+    let remote = b.open(&c, &shared)?;
+    b.read(&remote, 0, buffer, 4 * CHUNK, 2, 0)?;
+    b.is_clean()
+}
