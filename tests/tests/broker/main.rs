@@ -5,4 +5,5 @@
 #[macro_use]
 mod support;
 
+mod importing;
 mod routes;
