@@ -50,14 +50,9 @@ impl Importing {
         self.answer()
     }
 
-    pub(crate) fn tell_to_connect(&mut self, rkey: &Rkey, options: &str) {
-        self.tell(format!("connect {} {options}", hex(rkey)).trim_end());
-    }
-
     /// Reaches an exporter: by which route, or the error.
     pub(crate) fn connect(&mut self, rkey: &Rkey, options: &str) -> Result<String, String> {
-        self.tell_to_connect(rkey, options);
-        self.answer()
+        self.ask(&format!("connect {} {options}", hex(rkey)))
     }
 
     /// Reaches an exporter, imports all and compares every byte; by which route.
@@ -70,6 +65,10 @@ impl Importing {
     /// Imports all from the exporter that was reached, and compares every byte.
     pub(crate) fn import(&mut self, rkey: &Rkey, memory: &RemoteMemory) -> Result<String, String> {
         self.ask(&import_of(rkey, memory))
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.pid()
     }
 
     pub(crate) fn finish(self) {
@@ -180,7 +179,7 @@ fn memory(words: &[&str]) -> RemoteMemory {
             (numbers[0], (numbers[1], numbers[2]))
         })
         .collect();
-    RemoteMemory { index: 0, base: words[0].parse().unwrap(), len: words[1].parse().unwrap(), marked: false, chunks }
+    RemoteMemory { index: 0, base: words[0].parse().unwrap(), len: words[1].parse().unwrap(), chunks }
 }
 
 fn hex(rkey: &Rkey) -> String {

@@ -1,13 +1,11 @@
 //! What the tests of the broker share.
 
-use core::time::Duration;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use cuda_ipc_core::importer::{ConnectOptions, Import, ImportError, Peer, Route};
 use cuda_ipc_core::rkey::Rkey;
-use cuda_ipc_core::table::ChunkId;
 use cuda_ipc_tests::driver::{FakeConfig, Inside};
 use cuda_ipc_tests::exporter::{self, Remote, RemoteMemory};
 use cuda_ipc_tests::importer::Importer;
@@ -15,8 +13,6 @@ use cuda_ipc_tests::importer::Importer;
 use crate::importing;
 
 pub(crate) const MIB: u64 = 1 << 20;
-/// More than anything takes that is not waited for in vain.
-pub(crate) const SOON: Duration = Duration::from_secs(10);
 
 /// Enters a test: its process and an importer in it. Returns from the test in the runner's process, and in other roles when they are over.
 macro_rules! enter {
@@ -24,7 +20,7 @@ macro_rules! enter {
         enter!($test, &cuda_ipc_tests::driver::FakeConfig::default())
     };
     ($test:expr, $config:expr) => {
-        match $crate::support::enter(&format!("{}::{}", module_path!(), $test), $config) {
+        match $crate::support::enter(concat!(module_path!(), "::", $test).split_once("::").unwrap().1, $config) {
             Some(entered) => entered,
             None => return,
         }
@@ -32,7 +28,6 @@ macro_rules! enter {
 }
 
 pub(crate) fn enter(test: &str, config: &FakeConfig) -> Option<(Inside, Importer)> {
-    let (_, test) = test.split_once("::").expect("crate::module::test");
     let me = Inside::enter(test, config)?;
     match me.role() {
         exporter::ROLE => exporter::serve(&me),
@@ -75,12 +70,6 @@ pub(crate) fn import(importer: &Importer, rkey: &Rkey, options: &ConnectOptions)
     let peer = importer.connect_with(rkey, options)?;
     let import = importer.import_from(&peer, rkey)?;
     Ok((peer, import))
-}
-
-/// The chunks of an export, as its importers name them.
-pub(crate) fn ids(importer: &Importer, rkey: &Rkey) -> Vec<ChunkId> {
-    let peer = importer.connect_with(rkey, &by(Route::Auto)).unwrap();
-    peer.lookup(rkey.base, rkey.len).unwrap().iter().map(|(id, _)| *id).collect()
 }
 
 /// Panics unless each of the words is in the text.
