@@ -1,6 +1,5 @@
 //! What the tests share: processes, drivers, machines.
 
-pub mod apart;
 pub mod child;
 pub mod driver;
 pub mod exporter;

@@ -77,12 +77,6 @@ impl Line {
         socket.is_some_and(|socket| socket.is_lost() || socket.is_closed())
     }
 
-    /// Whether there is a connection and the other end has not closed it. Does not wait.
-    pub(super) fn is_open(&self) -> bool {
-        let socket = self.lock().socket.clone();
-        socket.is_some_and(|socket| !socket.is_lost() && !socket.is_closed())
-    }
-
     /// The fd of the exporter's table.
     pub(super) fn table(&self, deadline: Deadline) -> Result<ProcessFd, BrokerError> {
         let turn = self.turn(deadline)?;

@@ -133,13 +133,7 @@ impl Server {
             // the process
             ("snapshot", []) => Ok(format!("{:?}", snapshot::Snapshot::take(&self.fake))),
             ("lose_first_thread", []) => done(lose_first_thread()),
-            ("dumpable", &[whether]) => done(crate::apart::dumpable(whether != 0)),
-            ("pid", []) => Ok(std::process::id().to_string()),
             ("calls", []) => Ok(self.fake.calls(words[0]).to_string()),
-            ("fault", _) => {
-                self.fake.add_fault(words[0]);
-                done(Ok::<_, &str>(()))
-            }
             ("fds", []) => Ok(snapshot::open_fds().len().to_string()),
             ("limit", &[soft]) => {
                 use nix::sys::resource::{Resource, getrlimit, setrlimit};

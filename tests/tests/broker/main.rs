@@ -5,5 +5,4 @@
 #[macro_use]
 mod support;
 
-mod importing;
 mod routes;

@@ -1,7 +1,5 @@
 //! What the tests of the broker share.
 
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use cuda_ipc_core::importer::{ConnectOptions, Import, ImportError, Peer, Route};
@@ -10,41 +8,25 @@ use cuda_ipc_tests::driver::{FakeConfig, Inside};
 use cuda_ipc_tests::exporter::{self, Remote, RemoteMemory};
 use cuda_ipc_tests::importer::Importer;
 
-use crate::importing;
-
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// Enters a test: its process and an importer in it. Returns from the test in the runner's process, and in other roles when they are over.
+/// Enters a test: its process and an importer in it. Returns from the test in the runner's process, and in an exporter's when it is over.
 macro_rules! enter {
     ($test:expr) => {
-        enter!($test, &cuda_ipc_tests::driver::FakeConfig::default())
-    };
-    ($test:expr, $config:expr) => {
-        match $crate::support::enter(concat!(module_path!(), "::", $test).split_once("::").unwrap().1, $config) {
+        match $crate::support::enter(concat!(module_path!(), "::", $test).split_once("::").unwrap().1) {
             Some(entered) => entered,
             None => return,
         }
     };
 }
 
-pub(crate) fn enter(test: &str, config: &FakeConfig) -> Option<(Inside, Importer)> {
-    let me = Inside::enter(test, config)?;
-    match me.role() {
-        exporter::ROLE => exporter::serve(&me),
-        importing::ROLE => importing::serve(&me),
-        _ => {
-            let importer = Importer::start();
-            // Other users come to this machine, too.
-            std::fs::set_permissions(machine(), PermissionsExt::from_mode(0o777)).unwrap();
-            return Some((me, importer));
-        }
+pub(crate) fn enter(test: &str) -> Option<(Inside, Importer)> {
+    let me = Inside::enter(test, &FakeConfig::default())?;
+    if me.role() == exporter::ROLE {
+        exporter::serve(&me);
+        return None;
     }
-    None
-}
-
-/// The directory of the fake machine, which goes with the test.
-pub(crate) fn machine() -> PathBuf {
-    std::env::var_os("FAKE_CUDA_DIR").unwrap().into()
+    Some((me, Importer::start()))
 }
 
 /// Chunks of 2 MiB with seeds from 1 on.
@@ -52,10 +34,10 @@ pub(crate) fn chunks(count: u64) -> Vec<(u64, u64)> {
     (1..=count).map(|seed| (2 * MIB, seed)).collect()
 }
 
-/// Lets an exporter process have a broker and export `count` chunks of 2 MiB.
+/// An exporter process with a broker, and `count` chunks of 2 MiB that it exports.
 #[track_caller]
 pub(crate) fn share(remote: &mut Remote, options: &str, count: u64) -> (RemoteMemory, Rkey) {
-    remote.ask(format!("exporter_with {options}").trim_end());
+    remote.ask(&format!("exporter_with {options}"));
     let memory = remote.memory((count + 8) * 2 * MIB, &chunks(count));
     let (_, rkey) = remote.export(&memory, 0, count * 2 * MIB);
     (memory, rkey)
@@ -70,13 +52,4 @@ pub(crate) fn import(importer: &Importer, rkey: &Rkey, options: &ConnectOptions)
     let peer = importer.connect_with(rkey, options)?;
     let import = importer.import_from(&peer, rkey)?;
     Ok((peer, import))
-}
-
-/// Panics unless each of the words is in the text.
-#[track_caller]
-pub(crate) fn assert_says(text: &str, words: &[&str]) {
-    for word in words {
-        assert!(text.contains(word), "{word:?} is not in: {text}");
-    }
-    println!("{text}");
 }
