@@ -3,7 +3,7 @@
 use super::{File, Finding};
 
 /// Folders that exist on some machine only.
-const MACHINE_FOLDERS: [&str; 5] = ["/home/", "/root/", "/tmp/", "/Users/", "/work/"];
+const MACHINE_FOLDERS: [&str; 4] = ["/home/", "/root/", "/tmp/", "/Users/"];
 
 /// Checks every Markdown file.
 pub(super) fn check(files: &[File]) -> Vec<Finding> {
