@@ -31,7 +31,8 @@ use sweeper::Thoroughness;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CacheOptions {
-    /// Bytes that may stay mapped. Idle windows make room, least recently used first; what is leased is counted, and stays even beyond the limit.
+    /// Bytes that may stay mapped. Idle windows make room, least recently used first; what is leased is counted, and stays even beyond the limit until its
+    /// leases end.
     pub max_mapped_bytes: u64,
     /// Windows that may keep address space, likewise.
     pub max_windows: u64,
@@ -166,7 +167,8 @@ impl Cache {
         self.shared.is_current().then(|| self.shared.lock_peers().get(&nonce).cloned()).flatten()
     }
 
-    /// Unmaps what exporters have retired, and everything of peers that have exited, unless it is leased. Returns the bytes unmapped.
+    /// Unmaps what exporters have retired, everything of peers that have exited, and what is beyond the limits, unless it is leased. Returns how many bytes
+    /// of the dead were unmapped.
     pub fn trim(&self) -> u64 {
         self.shared.sweep(Thoroughness::Everything).bytes
     }

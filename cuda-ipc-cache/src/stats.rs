@@ -51,6 +51,8 @@ pub(crate) struct Counters {
     imported_chunks: AtomicU64,
     mapped_bytes: AtomicU64,
     windows: AtomicU64,
+    /// Chunks leased of windows that are no more.
+    pub(crate) past_leases: AtomicU64,
     unmapped_dead: AtomicU64,
     unmapped_replaced: AtomicU64,
     unmapped_limit: AtomicU64,
@@ -104,9 +106,10 @@ impl Counters {
         self.windows.load(Relaxed)
     }
 
-    /// The counts; what a walk over the windows gives is left 0.
+    /// The counts, without what a walk over the windows gives.
     pub(crate) fn read(&self) -> CacheStats {
         CacheStats {
+            chunk_leases: self.past_leases.load(Relaxed),
             misses: self.misses.load(Relaxed),
             imported_chunks: self.imported_chunks.load(Relaxed),
             unmapped_dead: self.unmapped_dead.load(Relaxed),

@@ -4,6 +4,8 @@
 
 mod models;
 
+use core::sync::atomic::Ordering;
+
 use cuda_ipc_cache::flight::{Board, Entry};
 use cuda_ipc_cache::slot::Slot;
 use cuda_ipc_core::table::ChunkId;
@@ -109,17 +111,22 @@ fn three_who_want_a_chunk_import_it_once() {
 
 #[test]
 fn a_failure_is_shared_by_those_who_waited_and_repeated_by_nobody() {
-    explore(|| {
+    // How many have failed together, in the interleaving where most have.
+    let most = std::sync::Arc::new(core::sync::atomic::AtomicUsize::new(0));
+    let seen = most.clone();
+    explore(move || {
         let world = World::new(1);
         let results = all_import(&world, 3);
         let succeeded = results.iter().filter(|result| result.is_ok()).count();
         let imports = world.board.lock().imports;
         // The first fails, and whoever waited for it with it. Who came later has imported, once for all.
         assert!(succeeded < 3);
+        seen.fetch_max(3 - succeeded, Ordering::Relaxed);
         assert_eq!(imports, 1 + usize::from(succeeded > 0));
         assert!(world.board.lock().is_quiet());
         assert!(world.import().is_ok());
     });
+    assert_eq!(most.load(Ordering::Relaxed), 3, "nobody has shared a failure");
 }
 
 #[test]

@@ -17,13 +17,25 @@ impl Shared {
         if enough() {
             return;
         }
-        for window in self.by_last_use(asking) {
+        for window in self.by_last_use(Some(asking)) {
             window.evict(enough);
             if enough() {
                 return;
             }
         }
         asking.evict(enough);
+    }
+
+    /// Gives up what is idle beyond the limits: what leases had to exceed them for, and have ended since.
+    pub(crate) fn keep_limits(&self) {
+        let enough = || self.counters.mapped_bytes() <= self.options.max_mapped_bytes;
+        if !enough() {
+            self.by_last_use(None).iter().for_each(|window| window.evict(enough));
+        }
+        let few = || self.counters.windows() <= self.options.max_windows;
+        if !few() {
+            self.evict_windows(None, few);
+        }
     }
 
     /// Takes a claim back whose bytes were not mapped.
@@ -36,7 +48,7 @@ impl Shared {
         let few = || self.counters.windows() < self.options.max_windows;
         let mut claimed = self.claim_space(len);
         if !(claimed && few()) {
-            self.evict_windows(asking, || {
+            self.evict_windows(Some(asking), || {
                 claimed = claimed || self.claim_space(len);
                 claimed && few()
             });
@@ -47,7 +59,7 @@ impl Shared {
         let reserve = || self.cuda.with_relaxed_capture(|| self.cuda.reserve(len));
         let reserved = reserve().or_else(|_| {
             // The limit is a guess at what the process can have; the driver knows. Idle windows go before a lease fails.
-            self.evict_windows(asking, || false);
+            self.evict_windows(Some(asking), || false);
             reserve()
         });
         match reserved {
@@ -75,7 +87,7 @@ impl Shared {
         self.counters.window_closed();
     }
 
-    fn evict_windows(&self, asking: &Window, mut enough: impl FnMut() -> bool) {
+    fn evict_windows(&self, asking: Option<&Window>, mut enough: impl FnMut() -> bool) {
         for window in self.by_last_use(asking) {
             if enough() {
                 return;
@@ -86,9 +98,9 @@ impl Shared {
     }
 
     /// Windows with address space, least recently used first, without `asking`.
-    fn by_last_use(&self, asking: &Window) -> Vec<Arc<Window>> {
+    fn by_last_use(&self, asking: Option<&Window>) -> Vec<Arc<Window>> {
         let mut windows: Vec<_> = self.all_peers().iter().flat_map(|peer| peer.windows()).collect();
-        windows.retain(|window| window.has_address_space() && !core::ptr::eq(Arc::as_ptr(window), asking));
+        windows.retain(|window| window.has_address_space() && asking.is_none_or(|asking| !core::ptr::eq(Arc::as_ptr(window), asking)));
         windows.sort_by_key(|window| window.last_used());
         windows
     }
@@ -100,6 +112,10 @@ impl Shared {
     pub(crate) fn count_imported(&self, chunks: u64) {
         self.clock.fetch_add(1, Relaxed);
         self.counters.imported(chunks);
+    }
+
+    pub(crate) fn count_leases_of_the_past(&self, chunks: u64) {
+        self.counters.past_leases.fetch_add(chunks, Relaxed);
     }
 
     pub(crate) fn count_unmapped(&self, cause: UnmapCause, bytes: u64) {

@@ -68,6 +68,7 @@ impl Shared {
             swept += window.close();
         }
         self.forget_settled();
+        self.keep_limits();
         swept
     }
 

@@ -386,5 +386,8 @@ impl Drop for Window {
             std::thread::sleep(POLL);
         }
         self.release_address_space();
+        if self.cache.is_current() {
+            self.cache.count_leases_of_the_past(self.takes());
+        }
     }
 }

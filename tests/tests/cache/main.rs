@@ -10,4 +10,5 @@ mod faults;
 mod flights;
 mod life;
 mod limits;
+mod model;
 mod peers;
