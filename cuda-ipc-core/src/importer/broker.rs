@@ -77,6 +77,12 @@ impl Line {
         socket.is_some_and(|socket| socket.is_lost() || socket.is_closed())
     }
 
+    /// Whether there is a connection and the other end has not closed it. Does not wait.
+    pub(super) fn is_open(&self) -> bool {
+        let socket = self.lock().socket.clone();
+        socket.is_some_and(|socket| !socket.is_lost() && !socket.is_closed())
+    }
+
     /// The fd of the exporter's table.
     pub(super) fn table(&self, deadline: Deadline) -> Result<ProcessFd, BrokerError> {
         let turn = self.turn(deadline)?;
@@ -85,7 +91,7 @@ impl Line {
         match (answer, fds.pop()) {
             (Answer::Table, Some(fd)) => Ok(fd),
             (Answer::Table, None) if fds_lost => Err(out_of_files()),
-            _ => Err(turn.unexpected()),
+            _ => Err(turn.out_of_step(BrokerError::Unexpected)),
         }
     }
 
@@ -95,15 +101,19 @@ impl Line {
     pub(super) fn chunks(&self, chunks: &[Found], deadline: Deadline) -> Result<Vec<ProcessFd>, NotGiven> {
         let turn = self.turn(deadline)?;
         let (mut question, mut buffer) = ([0; MESSAGE_MAX], [0; MESSAGE_MAX]);
-        let (mut most, mut pause) = (spare_fds().min(BATCH_MAX).min(chunks.len()), Pause::new());
+        let (mut most, mut pause, mut lacking) = (spare_fds().min(BATCH_MAX).min(chunks.len()), Pause::new(), None);
         loop {
             let mut fds = Vec::with_capacity(most);
             let question = Request::encode_chunks(chunks.iter().take(most).map(|(id, _)| *id), &mut question);
-            let (answer, fds_lost) = turn.ask(question, &mut buffer, &mut fds, deadline)?;
-            let Answer::Chunks(outcomes) = answer else { return Err(turn.unexpected().into()) };
+            let (answer, fds_lost) = match turn.ask(question, &mut buffer, &mut fds, deadline) {
+                // What was waited for says more than that it took too long.
+                Err(BrokerError::DeadlineOver) => return Err(lacking.unwrap_or(BrokerError::DeadlineOver).into()),
+                other => other?,
+            };
+            let Answer::Chunks(outcomes) = answer else { return Err(turn.out_of_step(BrokerError::Unexpected).into()) };
             let given = outcomes.iter().filter(|outcome| *outcome == Outcome::Given).count();
             if outcomes.len() != most || fds.len() > given || (fds.len() < given && !fds_lost) {
-                return Err(turn.unexpected().into());
+                return Err(turn.out_of_step(BrokerError::Unexpected).into());
             }
             // What could not be taken is missing at the end.
             let in_front = outcomes.iter().take_while(|outcome| *outcome == Outcome::Given).count();
@@ -114,8 +124,12 @@ impl Line {
             match outcomes.iter().next() {
                 Some(Outcome::Dead) => return Err(NotGiven::Dead),
                 Some(Outcome::Driver(code)) => return Err(BrokerError::Export { code }.into()),
-                Some(Outcome::Later(errno)) if !pause.rest(deadline) => return Err(BrokerError::Busy { errno }.into()),
-                Some(Outcome::Later(_)) => {}
+                Some(Outcome::Later(errno)) => {
+                    lacking = Some(BrokerError::Busy { errno });
+                    if !pause.rest(deadline) {
+                        return Err(BrokerError::Busy { errno }.into());
+                    }
+                }
                 // Given, and no number was free here for even one.
                 Some(Outcome::Given) if most > 1 => most /= 2,
                 Some(Outcome::Given) | None => return Err(out_of_files().into()),
@@ -158,38 +172,39 @@ impl Turn<'_> {
         fds: &mut Vec<ProcessFd>,
         deadline: Deadline,
     ) -> Result<(Answer<'b>, bool), BrokerError> {
-        let (mut pause, mut tries) = (Pause::new(), 0);
+        let (mut pause, mut tries, mut lacking) = (Pause::new(), 0, None);
         let (len, fds_lost) = loop {
-            let asked = self.socket(deadline).and_then(|socket| exchange(&socket, question, buffer, fds, deadline));
-            let refused = |bytes| if let Ok(Answer::Refused(refusal)) = Answer::decode(bytes) { Some(refusal) } else { None };
-            match asked {
-                Ok((len, lost)) => match refused(buffer.get(..len).unwrap_or_default()) {
-                    None => break (len, lost),
-                    Some(refusal) => {
-                        self.line.lock().in_step = false;
-                        if !matches!(refusal, Refusal::Resources(_)) || !pause.rest(deadline) {
-                            return Err(BrokerError::Refused(refusal));
-                        }
-                    }
-                },
+            match self.ask_once(question, buffer, fds, deadline) {
+                Ok(answer) => break answer,
                 // It may have been closed long ago, or just now. Whether the exporter is gone, a new connection tells.
-                Err(BrokerError::Closed) if tries < TRIES => {
-                    self.line.lock().in_step = false;
-                    tries += 1;
-                }
-                Err(BrokerError::Refused(Refusal::Resources(_))) if pause.rest(deadline) => {}
-                Err(error) => {
-                    self.line.lock().in_step = false;
-                    return Err(error);
-                }
+                Err(BrokerError::Closed) if tries < TRIES => tries += 1,
+                Err(lacks @ BrokerError::Refused(Refusal::Resources(_))) if pause.rest(deadline) => lacking = Some(lacks),
+                // What was waited for says more than that it took too long.
+                Err(BrokerError::DeadlineOver) => return Err(lacking.unwrap_or(BrokerError::DeadlineOver)),
+                Err(error) => return Err(error),
             }
-            fds.clear();
         };
-        let answer = Answer::decode(buffer.get(..len).unwrap_or_default()).map_err(|error| {
-            self.line.lock().in_step = false;
-            BrokerError::Message(error)
-        })?;
-        Ok((answer, fds_lost))
+        match Answer::decode(buffer.get(..len).unwrap_or_default()) {
+            Ok(answer) => Ok((answer, fds_lost)),
+            Err(error) => Err(self.out_of_step(BrokerError::Message(error))),
+        }
+    }
+
+    /// Length of the answer, which is no refusal, and whether fds were lost.
+    fn ask_once(
+        &self,
+        question: &[u8],
+        buffer: &mut Buffer,
+        fds: &mut Vec<ProcessFd>,
+        deadline: Deadline,
+    ) -> Result<(usize, bool), BrokerError> {
+        fds.clear();
+        let socket = self.socket(deadline)?;
+        let (len, fds_lost) = exchange(&socket, question, buffer, fds, deadline).map_err(|error| self.out_of_step(error))?;
+        match Answer::decode(buffer.get(..len).unwrap_or_default()) {
+            Ok(Answer::Refused(refusal)) => Err(self.out_of_step(BrokerError::Refused(refusal))),
+            _ => Ok((len, fds_lost)),
+        }
     }
 
     /// The connection, made if there is none to be used.
@@ -210,9 +225,10 @@ impl Turn<'_> {
         Ok(socket)
     }
 
-    fn unexpected(&self) -> BrokerError {
+    /// Nothing more is asked on this connection after an error.
+    fn out_of_step(&self, error: BrokerError) -> BrokerError {
         self.line.lock().in_step = false;
-        BrokerError::Unexpected
+        error
     }
 }
 

@@ -116,12 +116,13 @@ impl Peer {
     /// Whether the table that is mapped here is the process's no more.
     ///
     /// After an exec nobody writes that table, and the numbers in it may be those of other fds. What tells is that the table's own fd (CLOEXEC) is not there
-    /// any more: one fetch, one fstat. A connection is closed by an exec. Errors: a refusal to answer, which says nothing.
+    /// any more: one fetch, one fstat. A connection is closed by an exec, so an open one tells as much. Errors: a refusal to answer, which says nothing.
     pub(super) fn has_other_table(&self) -> Result<bool, ImportErrorKind> {
-        let Some(pidfd) = &self.pidfd else { return Ok(self.line.is_closed()) };
+        let Some(pidfd) = &self.pidfd else { return Ok(!self.line.is_open()) };
         match pidfd_sys::pidfd_getfd(pidfd.as_fd(), self.table_fd.cast_signed()) {
             Ok(fd) => self.table.is_file(self.brief(fd).as_fd()).map(|same| !same).map_err(ImportErrorKind::Syscall),
             Err(error) if error.errno == pidfd_sys::Errno::EBADF => Ok(true),
+            Err(_) if self.line.is_open() => Ok(false),
             Err(error) => Err(ImportErrorKind::Pidfd(error)),
         }
     }
