@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 
 use cuda_ipc_core::rkey::Rkey;
+use nix::sys::signal::Signal;
 
 use crate::driver::{Cuda, Inside, Peer};
 use crate::pattern;
@@ -121,6 +122,33 @@ impl Remote {
         let mut numbers = answer.split(' ').map(|number| number.parse().expect("a number"));
         let mut next = || numbers.next().expect("five numbers");
         Stats { chunks: next(), fds: next(), published: next(), retired: next(), swept: next() }
+    }
+
+    /// Names of its threads that are ours.
+    pub fn threads(&self) -> Vec<String> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid)).expect("its threads");
+        let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+        names.map(|name| name.trim_end().to_owned()).filter(|name| name.starts_with("cuda-ipc")).collect()
+    }
+
+    /// Ends all exports.
+    pub fn release_all(&mut self) {
+        self.ask("release_all");
+    }
+
+    /// Stops it where it is.
+    pub fn stop(&self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    /// Lets it go on.
+    pub fn go_on(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(self.pid).expect("a pid"));
+        nix::sys::signal::kill(pid, signal).expect("a process of ours");
     }
 
     /// Lets the process become a new one of the same pid, by exec.

@@ -1,5 +1,6 @@
 //! What the tests share: processes, drivers, machines.
 
+pub mod apart;
 pub mod child;
 pub mod driver;
 pub mod exporter;

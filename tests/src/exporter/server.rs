@@ -98,6 +98,7 @@ impl Server {
                 self.exporter = Some(Exporter::new(self.core, with_broker(words)?).map_err(text)?);
                 done(Ok::<_, &str>(()))
             }
+            ("nonce", []) => Ok(self.exporter()?.nonce().0.to_string()),
             ("broker_failures", []) => Ok(format!("{:?}", self.exporter()?.broker_failures())),
             ("no_exporter", []) => {
                 self.exports.clear();
@@ -120,6 +121,10 @@ impl Server {
                 self.exports[at(export)] = None;
                 done(Ok::<_, &str>(()))
             }
+            ("release_all", []) => {
+                self.exports.iter_mut().for_each(|export| *export = None);
+                done(Ok::<_, &str>(()))
+            }
             ("retire", &[memory, offset, len]) => {
                 let address = self.memory(memory)?.base() + offset;
                 Ok(self.exporter()?.retire(address, len).to_string())
@@ -133,7 +138,14 @@ impl Server {
             // the process
             ("snapshot", []) => Ok(format!("{:?}", snapshot::Snapshot::take(&self.fake))),
             ("lose_first_thread", []) => done(lose_first_thread()),
+            ("fork", []) => fork_a_sleeper(),
+            ("dumpable", &[whether]) => done(crate::apart::dumpable(whether != 0)),
+            ("pid", []) => Ok(std::process::id().to_string()),
             ("calls", []) => Ok(self.fake.calls(words[0]).to_string()),
+            ("fault", _) => {
+                self.fake.add_fault(words[0]);
+                done(Ok::<_, &str>(()))
+            }
             ("fds", []) => Ok(snapshot::open_fds().len().to_string()),
             ("limit", &[soft]) => {
                 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -209,6 +221,15 @@ fn with_broker(words: &[&str]) -> Result<ExporterOptions, String> {
         }
     }
     Ok(options)
+}
+
+/// A child that never execs and waits for its end; its pid.
+fn fork_a_sleeper() -> Answer {
+    let child = crate::child::fork(|| {
+        std::thread::sleep(Duration::from_secs(20));
+        true
+    });
+    Ok(child.to_string())
 }
 
 /// Ends this process's first thread, and only that one.

@@ -5,4 +5,11 @@
 #[macro_use]
 mod support;
 
+mod crowd;
+mod hostile;
+mod importing;
+mod life;
+mod limits;
+mod raw;
 mod routes;
+mod sockets;
