@@ -43,7 +43,8 @@ enum What {
     /// cuMemRelease; then one cuMemSetAccess over all. Ours is the import of the same range from a peer that is connected already: look-ups in its
     /// table, fetches, re-checks, the same driver calls. Both are taken down outside of the timing. Floor and ours alternate in pairs, each second pair
     /// in reverse order. What a first contact adds (connect, and the first look-up in a fresh table) is measured apart. With --cache the import is also
-    /// measured as a cache does it: a fresh window of a known peer, and a lease of the whole range.
+    /// measured as a cache does it: a fresh window of a known peer, and a lease of the whole range. With --broker imports by the exporter's broker are
+    /// measured against imports by pidfd, both from peers that are connected already.
     Import(ImportArgs),
     /// Export of N chunks and its release, against the bare calls for the same chunks; and registration inside known chunks
     ///
@@ -87,6 +88,9 @@ struct ImportArgs {
     /// Also measure imports through a cache
     #[arg(long)]
     cache: bool,
+    /// Also measure imports by the exporter's broker
+    #[arg(long)]
+    broker: bool,
     #[command(flatten)]
     pairs: Pairs,
 }
@@ -141,8 +145,8 @@ struct Rows<R> {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     match &args.what {
-        What::Import(ImportArgs { cache, pairs }) => {
-            run_one(pairs, "import", |sizes, progress| import::measure(pairs, *cache, sizes, progress), import::tables)
+        What::Import(ImportArgs { cache, broker, pairs }) => {
+            run_one(pairs, "import", |sizes, progress| import::measure(pairs, (*cache, *broker), sizes, progress), import::tables)
         }
         What::Export(pairs) => run_one(pairs, "export", |sizes, progress| export::measure(pairs, sizes, progress), export::tables),
         What::Bandwidth(pairs) => run_one(pairs, "bandwidth", |sizes, progress| bandwidth::rows(pairs, sizes, progress), bandwidth::tables),
@@ -205,7 +209,7 @@ fn table(header: &[&str]) -> Table {
 
 /// Starts an exporter of all of these chunks, whose contents do not matter.
 fn start_exporter(common: &Common, sizes: Vec<u64>, progress: &mut Progress) -> Result<(PeerProcess, Exported), Failure> {
-    let settings = exporter_process::Settings { device: common.device, sizes, seed: None, inside_chunks: false };
+    let settings = exporter_process::Settings { device: common.device, sizes, seed: None, inside_chunks: false, fd_each: true };
     let mut exporter = PeerProcess::start(Role::Exporter, &settings, common.silence())?;
     let exported = exporter.receive(progress)?;
     Ok((exporter, exported))

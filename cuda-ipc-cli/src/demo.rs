@@ -8,6 +8,7 @@ pub(crate) mod importer;
 use core::time::Duration;
 
 use clap::ValueEnum;
+use cuda_ipc_core::importer::Route;
 use serde::Serialize;
 
 use crate::Role;
@@ -27,7 +28,7 @@ use importer::Imported;
 /// first chunk and ends inside the last. The other process gets nothing but the 108 bytes of the rkey, imports the range for reading, compares every byte,
 /// and measures copies from it to local memory of the same GPU.
 ///
-/// The last line on standard output is the result: RESULT driver=fake|cuda kind=vmm chunks=N bytes=N route=pidfd verified=true|false gbps=X, where bytes is the
+/// The last line on standard output is the result: RESULT driver=fake|cuda kind=vmm chunks=N bytes=N route=pidfd|broker verified=true|false gbps=X, where bytes is the
 /// length of the shared range, and gbps is 1e-9 * bytes per second of the median copy: copies are queued back to back in batches, a batch is timed by the
 /// host's clock from the first call to its completion, and the median is over the batches. Where the GPU has no room for the whole range twice, a copy goes in parts to the
 /// same local memory.
@@ -42,8 +43,8 @@ pub(crate) struct Args {
     /// Total size of the chunks, such as 512M; each second chunk then has 2 MiB and the others share the rest [default: 2 MiB and 20 MiB in turn]
     #[arg(long, value_name = "S", value_parser = size::parse)]
     size: Option<u64>,
-    /// How the importer reaches the exporter: by pidfd_getfd(2)
-    #[arg(long, value_enum, default_value_t = Route::Pidfd)]
+    /// How the importer gets fds: fetches them by pidfd_getfd(2), asks the exporter's broker for them, or what is allowed, in this order
+    #[arg(long, value_name = "auto|pidfd|broker", default_value_t = Route::Auto)]
     route: Route,
     /// Print the result as a JSON object, with the times of export and import, the GPU and the driver
     #[arg(long)]
@@ -63,13 +64,6 @@ enum Kind {
     Vmm,
 }
 
-/// Ways from an importer to an exporter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Route {
-    Pidfd,
-}
-
 /// The outcome.
 #[derive(Serialize)]
 struct Report {
@@ -77,7 +71,8 @@ struct Report {
     kind: Kind,
     chunks: usize,
     bytes: u64,
-    route: Route,
+    /// The way that was taken.
+    route: String,
     verified: bool,
     /// `None`: not measured, because the bytes were wrong.
     gbps: Option<f64>,
@@ -109,9 +104,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let seed = u64::from_ne_bytes(seed);
     let mut progress = Progress::new();
 
-    let settings = exporter_process::Settings { device: args.device, sizes, seed: Some(seed), inside_chunks: true };
+    let settings = exporter_process::Settings {
+        device: args.device,
+        sizes,
+        seed: Some(seed),
+        inside_chunks: true,
+        fd_each: args.route == Route::Pidfd,
+    };
     let mut exporter = PeerProcess::start(Role::Exporter, &settings, silence)?;
-    let mut importer = PeerProcess::start(Role::DemoImporter, &importer::Settings { seed }, silence)?;
+    let mut importer = PeerProcess::start(Role::DemoImporter, &importer::Settings { seed, route: args.route.to_string() }, silence)?;
     let exported: Exported = exporter.receive(&mut progress)?;
     importer.send(&exported.rkey)?;
     let imported: Imported = importer.receive(&mut progress).map_err(|failure| match exporter.unexpected_end() {
@@ -141,7 +142,7 @@ impl Report {
             kind: args.kind,
             chunks: exported.chunks,
             bytes: imported.bytes,
-            route: args.route,
+            route: imported.route.clone(),
             verified: imported.difference.is_none(),
             gbps: imported.gbps,
             export_us: exported.export_us,
@@ -153,9 +154,9 @@ impl Report {
 
     fn line(&self) -> String {
         let name = |value: Option<clap::builder::PossibleValue>| value.map_or_else(String::new, |value| value.get_name().to_owned());
-        let (kind, route) = (name(self.kind.to_possible_value()), name(self.route.to_possible_value()));
+        let kind = name(self.kind.to_possible_value());
         let gbps = self.gbps.map_or_else(|| "none".to_owned(), |gbps| format!("{gbps:.1}"));
-        let Self { driver, chunks, bytes, verified, .. } = self;
+        let Self { driver, chunks, bytes, route, verified, .. } = self;
         format!("RESULT driver={driver} kind={kind} chunks={chunks} bytes={bytes} route={route} verified={verified} gbps={gbps}")
     }
 }

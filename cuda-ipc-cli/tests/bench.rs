@@ -93,6 +93,18 @@ fn an_import_through_a_cache_imports_every_chunk_each_time() {
 }
 
 #[test]
+fn an_import_by_the_broker_is_measured_against_one_by_pidfd() {
+    let Some(fake) = Fake::new("bench-import-broker") else { return };
+    let found = report(&fake, &["import", "--broker", "--chunks", "1,7", "--reps", "3"]);
+    for row in list(&found, "rows") {
+        assert_spreads(&row["brokered"], &["connect"]);
+        assert_spreads(&row["brokered"]["import"], &["floor", "ours"]);
+    }
+    let without = report(&fake, &["import", "--chunks", "1", "--reps", "1"]);
+    assert!(without["rows"][0]["brokered"].is_null());
+}
+
+#[test]
 fn bandwidth_tells_the_kind_of_memory_from_the_import() {
     let Some(fake) = Fake::new("bench-kinds") else { return };
     let found = report(&fake, &["bandwidth", "--chunks", "2", "--reps", "3"]);

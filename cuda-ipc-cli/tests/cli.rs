@@ -31,7 +31,7 @@ fn wrong_uses_exit_with_64_and_print_nothing() {
         &["demo", "--size", "big"],
         &["demo", "--chunks", "26", "--size", "2M"],
         &["demo", "--kind", "pool"],
-        &["demo", "--route", "broker"],
+        &["demo", "--route", "sea"],
         &["inspect"],
         &["inspect", "0xzz"],
         &["inspect", "123"],
@@ -153,6 +153,16 @@ fn the_demo_verifies_every_byte() {
 }
 
 #[test]
+fn the_demo_takes_the_route_that_it_is_told() {
+    let Some(fake) = Fake::new("route") else { return };
+    for (asked, taken) in [("auto", "pidfd"), ("pidfd", "pidfd"), ("broker", "broker")] {
+        let (code, out, err) = fake.run(&["demo", "--chunks", "26", "--size", "64M", "--route", asked]);
+        assert_eq!(code, 0, "{err}");
+        assert!(out.contains(&format!(" route={taken} verified=true ")), "{out}");
+    }
+}
+
+#[test]
 fn the_demo_reports_as_json() {
     let Some(fake) = Fake::new("json") else { return };
     let (code, out, err) = fake.run(&["demo", "--chunks", "3", "--json"]);
@@ -200,12 +210,19 @@ fn a_failing_driver_call_is_named() {
 #[test]
 fn too_low_a_limit_of_open_files_is_named() {
     let Some(fake) = Fake::new("limit") else { return };
-    let mut command = Command::new("sh");
-    command.args(["-c", "ulimit -n 300; exec \"$0\" demo --chunks 60 --size 120M", PROGRAM]);
-    command.env("LD_LIBRARY_PATH", &fake.driver).env("FAKE_CUDA_DIR", &fake.machine).stdin(Stdio::null());
-    let (code, out, err) = run(command);
+    let demo = |route: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-c", "ulimit -n 300; exec \"$0\" demo --chunks 60 --size 120M --route $1", PROGRAM, route]);
+        command.env("LD_LIBRARY_PATH", &fake.driver).env("FAKE_CUDA_DIR", &fake.machine).stdin(Stdio::null());
+        run(command)
+    };
+    let (code, out, err) = demo("pidfd");
     assert_eq!((code, out.as_str()), (1, ""), "{err}");
     assert!(err.contains("the limit of open files, 300, leaves fds for 44 of 60 chunks"), "{err}");
+    // The broker gives what is not held.
+    let (code, out, err) = demo("auto");
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains(" chunks=60 ") && out.contains(" verified=true "), "{out}");
 }
 
 #[test]
@@ -273,7 +290,7 @@ impl Child {
     }
 
     fn exporter(fake: &Fake, seed: &str) -> (Self, String) {
-        let settings = format!(r#"{{"device":0,"sizes":[2097152,20971520,2097152],"seed":{seed},"inside_chunks":true}}"#);
+        let settings = format!(r#"{{"device":0,"sizes":[2097152,20971520,2097152],"seed":{seed},"inside_chunks":true,"fd_each":true}}"#);
         let mut child = Self::start(fake, "exporter", &settings);
         let rkey = child.value()["rkey"].as_str().expect("an rkey").to_owned();
         (child, rkey)
@@ -306,7 +323,7 @@ fn wrong_bytes_are_found_and_named() {
     let Some(fake) = Fake::new("wrong") else { return };
     let (exporter, rkey) = Child::exporter(&fake, "1");
     for (seed, right) in [(1, true), (2, false)] {
-        let mut importer = Child::start(&fake, "demo-importer", &format!(r#"{{"seed":{seed}}}"#));
+        let mut importer = Child::start(&fake, "demo-importer", &format!(r#"{{"seed":{seed},"route":"auto"}}"#));
         importer.send(&format!("{rkey:?}"));
         let imported = importer.value();
         assert_eq!((imported["difference"].is_null(), imported["gbps"].is_number()), (right, right), "{imported}");

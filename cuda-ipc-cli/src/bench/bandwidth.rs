@@ -38,7 +38,7 @@ pub(super) struct Row {
 
 pub(super) fn rows(pairs: &Pairs, sizes: Vec<u64>, progress: &mut Progress) -> Measured<Row> {
     let (exporter, exported) = start_exporter(&pairs.common, sizes, progress)?;
-    let settings = Settings { rkey: exported.rkey, reps: pairs.reps, cache: false };
+    let settings = Settings { rkey: exported.rkey, reps: pairs.reps, cache: false, broker: false };
     let mut reader = PeerProcess::start(Role::BenchReader, &settings, pairs.common.silence())?;
     let row = reader.receive(progress)?;
     progress.finish();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cuda_ipc_cache::{Cache, CacheOptions};
-use cuda_ipc_core::importer::{Access, Deadline, Import, ImportError, Peer};
+use cuda_ipc_core::importer::{Access, ConnectOptions, Deadline, Import, ImportError, Peer, Route};
 use cuda_ipc_core::key::Key;
 use cuda_ipc_core::rkey::Rkey;
 use serde::{Deserialize, Serialize};
@@ -28,6 +28,9 @@ pub(super) struct Settings {
     /// Whether imports through a cache are measured, too.
     #[serde(default)]
     pub(super) cache: bool,
+    /// Whether imports by the broker are measured, too.
+    #[serde(default)]
+    pub(super) broker: bool,
 }
 
 /// What was found for one number of chunks. Times are microseconds.
@@ -45,6 +48,16 @@ pub(super) struct Row {
     /// The same in a table that was read before: part of every import.
     known_lookup: Spread,
     cached: Option<Cached>,
+    brokered: Option<Brokered>,
+}
+
+/// Import by the exporter's broker, against import by pidfd.
+#[derive(Serialize, Deserialize)]
+struct Brokered {
+    /// The floor is the import by pidfd.
+    import: Comparison,
+    /// Reaching a peer that is not known, by its broker.
+    connect: Spread,
 }
 
 /// Import through a cache: a window of a known peer, and a lease of all of it.
@@ -59,9 +72,9 @@ struct Cached {
     imported_chunks: u64,
 }
 
-pub(super) fn measure(pairs: &Pairs, cache: bool, sizes: Vec<u64>, progress: &mut Progress) -> Measured<Row> {
+pub(super) fn measure(pairs: &Pairs, (cache, broker): (bool, bool), sizes: Vec<u64>, progress: &mut Progress) -> Measured<Row> {
     let (exporter, exported) = start_exporter(&pairs.common, sizes, progress)?;
-    let settings = Settings { rkey: exported.rkey, reps: pairs.reps, cache };
+    let settings = Settings { rkey: exported.rkey, reps: pairs.reps, cache, broker };
     let mut importer = PeerProcess::start(Role::BenchImporter, &settings, pairs.common.silence())?;
     let row = importer.receive(progress)?;
     progress.finish();
@@ -94,6 +107,14 @@ pub(super) fn tables(rows: &[Row]) -> Tables {
         "median of pair ratios",
         "of it the window us",
     ]);
+    let mut brokered = table(&[
+        "chunks",
+        "by pidfd us: min / median / max",
+        "by the broker us: min / median / max",
+        "ratio of medians",
+        "median of pair ratios",
+        "connect us",
+    ]);
     let ratios = |pair: &Comparison| [format!("{:.3}", pair.ratio_of_medians), format!("{:.3}", pair.median_of_pair_ratios)];
     for row in rows {
         let chunks = row.chunks.to_string();
@@ -107,9 +128,20 @@ pub(super) fn tables(rows: &[Row]) -> Tables {
             row.first_lookup.to_string(),
             row.known_lookup.to_string(),
         ]);
+        if let Some(Brokered { import, connect }) = &row.brokered {
+            let [of_medians, of_pairs] = ratios(import);
+            brokered.add_row([
+                chunks.clone(),
+                import.floor.to_string(),
+                import.ours.to_string(),
+                of_medians,
+                of_pairs,
+                connect.to_string(),
+            ]);
+        }
         if let Some(Cached { import, window, .. }) = &row.cached {
             let [of_medians, of_pairs] = ratios(import);
-            cached.add_row([chunks, import.floor.to_string(), import.ours.to_string(), of_medians, of_pairs, window.to_string()]);
+            cached.add_row([chunks.clone(), import.floor.to_string(), import.ours.to_string(), of_medians, of_pairs, window.to_string()]);
         }
     }
     let mut tables = vec![
@@ -119,16 +151,23 @@ pub(super) fn tables(rows: &[Row]) -> Tables {
     if rows.iter().any(|row| row.cached.is_some()) {
         tables.push(("Import through a cache: a fresh window of a known peer, and a lease of all of it", cached));
     }
+    if rows.iter().any(|row| row.brokered.is_some()) {
+        tables.push(("Import by the exporter's broker, against import by pidfd", brokered));
+    }
     tables
 }
 
 /// The importing process.
 pub(crate) fn child(link: &mut Link) -> Result<(), Failure> {
-    let Settings { rkey, reps, cache } = link.receive()?;
+    let Settings { rkey, reps, cache, broker } = link.receive()?;
     limits::raise_open_files();
     let (rkey, key) = decode(&rkey)?;
     let gpu = Gpu::with_uuid(rkey.device)?;
-    let connect = || Peer::connect(&key, Deadline::after(DEADLINE)).map_err(gpu.at("reaching the exporter"));
+    let connect_by = |route| {
+        let options = ConnectOptions::default().with_route(route);
+        Peer::connect_with(&key, &options, Deadline::after(DEADLINE)).map_err(gpu.at("reaching the exporter"))
+    };
+    let connect = || connect_by(Route::Pidfd);
     let look_up = |peer: &Peer| peer.lookup(rkey.base, rkey.len).map_err(gpu.at::<ImportError>("looking the chunks up"));
 
     let (mut connects, mut first_lookups) = (Vec::new(), Vec::new());
@@ -170,15 +209,28 @@ pub(crate) fn child(link: &mut Link) -> Result<(), Failure> {
         gpu.unmap(base, rkey.len).and_then(|()| gpu.free_reservation(base, rkey.len)).map_err(gpu.at("taking the floor down"))?;
         Ok(micros(elapsed))
     };
-    let ours = || {
+    let import_from = |peer: &Arc<Peer>| {
         let start = Instant::now();
-        let import = Import::new(gpu.cuda(), &peer, &key, rkey.base, rkey.len, access, Deadline::after(DEADLINE))
+        let import = Import::new(gpu.cuda(), peer, &key, rkey.base, rkey.len, access, Deadline::after(DEADLINE))
             .map_err(gpu.at("importing the range"))?;
         let elapsed = start.elapsed();
         import.close().map_err(gpu.at("unmapping the range"))?;
         Ok(micros(elapsed))
     };
-    let import = compare(reps, link, &format!("import of {} chunks", chunks.len()), &floor, ours)?;
+    let import = compare(reps, link, &format!("import of {} chunks", chunks.len()), &floor, || import_from(&peer))?;
+    let brokered = if broker {
+        let mut connects = Vec::new();
+        for _ in 0..reps.max(100) {
+            let start = Instant::now();
+            drop(connect_by(Route::Broker)?);
+            connects.push(micros(start.elapsed()));
+        }
+        let asked = Arc::new(connect_by(Route::Broker)?);
+        let import = compare(reps, link, "import by the broker", || import_from(&peer), || import_from(&asked))?;
+        Some(Brokered { import, connect: Spread::of(&connects) })
+    } else {
+        None
+    };
     let cached = if cache { Some(cached(&gpu, &rkey, &key, reps, link, floor)?) } else { None };
     link.send(&Row {
         chunks: chunks.len(),
@@ -189,6 +241,7 @@ pub(crate) fn child(link: &mut Link) -> Result<(), Failure> {
         first_lookup: Spread::of(&first_lookups),
         known_lookup,
         cached,
+        brokered,
     })?;
     link.wait_for_end();
     Ok(())

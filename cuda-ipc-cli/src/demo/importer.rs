@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::sync::Arc;
 use std::time::Instant;
 
-use cuda_ipc_core::importer::{Access, Deadline, Import, Peer};
+use cuda_ipc_core::importer::{Access, ConnectOptions, Deadline, Import, Peer, Route};
 use cuda_ipc_core::key::Key;
 use cuda_ipc_core::rkey::{Payload, Rkey};
 use serde::{Deserialize, Serialize};
@@ -24,6 +24,8 @@ use crate::peer_process::Link;
 pub(crate) struct Settings {
     /// Seed of the pattern that the exporter writes.
     pub(crate) seed: u64,
+    /// Name of the way that may be taken.
+    pub(crate) route: String,
 }
 
 /// What came out.
@@ -31,6 +33,8 @@ pub(crate) struct Settings {
 pub(crate) struct Imported {
     /// Length of the range.
     pub(crate) bytes: u64,
+    /// Name of the way that was taken.
+    pub(crate) route: String,
     pub(crate) connect_us: f64,
     pub(crate) import_us: f64,
     /// The first wrong byte; none if all are right.
@@ -49,11 +53,13 @@ pub(crate) fn run(link: &mut Link) -> Result<(), Failure> {
     let (rkey, key) = decode(&rkey)?;
     let gpu = Gpu::with_uuid(rkey.device)?;
 
+    let route: Route = settings.route.parse().map_err(Failure::at("reading the route"))?;
+    let options = ConnectOptions::default().with_route(route);
     let start = Instant::now();
-    let peer = Peer::connect(&key, Deadline::after(DEADLINE)).map_err(gpu.at("reaching the exporter"))?;
+    let peer = Peer::connect_with(&key, &options, Deadline::after(DEADLINE)).map_err(gpu.at("reaching the exporter"))?;
     let connect_us = micros(start.elapsed());
 
-    let (peer, devices) = (Arc::new(peer), [gpu.ordinal()]);
+    let (route, peer, devices) = (peer.route().to_string(), Arc::new(peer), [gpu.ordinal()]);
     let access = Access { devices: &devices, writable: false };
     let start = Instant::now();
     let import = Import::new(gpu.cuda(), &peer, &key, rkey.base, rkey.len, access, Deadline::after(DEADLINE))
@@ -71,7 +77,8 @@ pub(crate) fn run(link: &mut Link) -> Result<(), Failure> {
         return Err(Failure::new("looking at the exporter's table once more", "a chunk was retired while it was in use"));
     }
     import.close().map_err(gpu.at("unmapping the range"))?;
-    link.send(&Imported { bytes: rkey.len, connect_us, import_us, difference: difference.map(|difference| difference.to_string()), gbps })?;
+    let difference = difference.map(|difference| difference.to_string());
+    link.send(&Imported { bytes: rkey.len, route, connect_us, import_us, difference, gbps })?;
     link.wait_for_end();
     Ok(())
 }
