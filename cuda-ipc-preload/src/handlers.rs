@@ -22,6 +22,7 @@ use cuda_ipc_core::key::{KEY_LEN, Key};
 use crate::exporting::FABRIC;
 use crate::names::{COUNT, Name};
 use crate::notes::notes;
+use crate::parts::in_parts;
 use crate::report;
 use crate::route::real;
 use crate::state::{State, state};
@@ -313,13 +314,16 @@ unsafe extern "C" fn cuStreamDestroy_v2(stream: CUstream) -> CUresult {
 
 unsafe extern "C" fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream) -> CUresult {
     not_cuda_copy();
-    let copy = || real!(cuMemcpyDtoDAsync_v2: PFN_cuMemcpyDtoDAsync_v3020, to, from, len, stream);
+    let part = |at, len| real!(cuMemcpyDtoDAsync_v2: PFN_cuMemcpyDtoDAsync_v3020, to.wrapping_add(at as u64), from.wrapping_add(at as u64), len, stream);
+    let copy = |chunks| in_parts(len, chunks, part);
     leased([(to, len as u64), (from, len as u64)].into_iter(), stream, copy)
 }
 
 unsafe extern "C" fn cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream) -> CUresult {
     not_cuda_copy();
-    let copy = || real!(cuMemcpyAsync: PFN_cuMemcpyAsync_v4000, to, from, len, stream);
+    let part =
+        |at, len| real!(cuMemcpyAsync: PFN_cuMemcpyAsync_v4000, to.wrapping_add(at as u64), from.wrapping_add(at as u64), len, stream);
+    let copy = |chunks| in_parts(len, chunks, part);
     leased([(to, len as u64), (from, len as u64)].into_iter(), stream, copy)
 }
 
@@ -335,7 +339,7 @@ unsafe extern "C" fn cuMemcpyBatchAsync(
     stream: CUstream,
 ) -> CUresult {
     not_cuda_copy();
-    let copy = || {
+    let copy = |_| {
         real!(cuMemcpyBatchAsync: PFN_cuMemcpyBatchAsync_v12080, to, from, sizes, count, attributes, attribute_indices, attribute_count,
             fail_index, stream)
     };
@@ -355,7 +359,7 @@ unsafe extern "C" fn cuMemcpyBatchAsync_v2(
     stream: CUstream,
 ) -> CUresult {
     not_cuda_copy();
-    let copy = || {
+    let copy = |_| {
         real!(cuMemcpyBatchAsync_v2: PFN_cuMemcpyBatchAsync_v13000, to, from, sizes, count, attributes, attribute_indices, attribute_count,
             stream)
     };
@@ -395,14 +399,14 @@ unsafe fn values<'a, T>(array: *const T, count: usize) -> &'a [T] {
     unsafe { core::slice::from_raw_parts(array, count) }
 }
 
-/// Makes a copy with those of its ranges leased that are in windows; an error if one of them is dead.
-fn leased(ranges: impl Iterator<Item = (u64, u64)>, stream: CUstream, copy: impl Fn() -> CUresult) -> CUresult {
+/// Makes a copy with those of its ranges leased that are in windows, of which it is told how many chunks they touch; an error if one of them is dead.
+fn leased(ranges: impl Iterator<Item = (u64, u64)>, stream: CUstream, copy: impl Fn(u32) -> CUresult) -> CUresult {
     match ours(|state| state.importing.copy(ranges, stream.into(), &copy)) {
         Some(Ok(result)) => result,
         Some(Err(error)) => {
             report::warn(report::Cause::DeadRange, &format_args!("a copy was refused: {error}"));
             CUresult::CUDA_ERROR_INVALID_VALUE
         }
-        None => copy(),
+        None => copy(0),
     }
 }

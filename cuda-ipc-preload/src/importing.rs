@@ -134,12 +134,12 @@ impl Importing {
 
     /// Runs `copy` with those of `ranges` (address and length) leased that are in windows; `None` if none is, and then nothing was run.
     ///
-    /// All or nothing: if one range is dead, nothing is copied.
+    /// `copy` is told how many chunks are leased. All or nothing: if one range is dead, nothing is copied.
     pub(crate) fn copy(
         &self,
         ranges: impl Iterator<Item = (u64, u64)>,
         stream: Stream,
-        copy: &dyn Fn() -> CUresult,
+        copy: &dyn Fn(u32) -> CUresult,
     ) -> Option<Result<CUresult, CacheError>> {
         let found = ranges.filter_map(|(address, len)| Some((self.by_local.find(address, 1, Arc::clone)?, address, len)));
         let found: Vec<(Arc<Window>, u64, u64)> = found.collect();
@@ -162,7 +162,7 @@ impl Importing {
                 Err(error) => return Some(Err(error)),
             }
         }
-        let result = copy();
+        let result = copy(leases.iter().map(Lease::chunks).fold(0, u32::saturating_add));
         // Before the leases end: who finds them ended finds the stream.
         self.streams.used(stream);
         Some(Ok(result))

@@ -8,7 +8,7 @@
 //! - `route.rs`, `callers.rs`: whose call it is, and where it goes on.
 //! - `handlers.rs`: the answers to UCX, each with the signature of its driver function.
 //! - `exporting.rs`, `importing.rs`: the two sides behind them, on top of cuda-ipc-core's exporter and cuda-ipc-cache's windows.
-//! - `streams.rs`: running copies. `uuid.rs`: the device in a key. `ucm.rs`: frees that UCM reports.
+//! - `streams.rs`: running copies. `parts.rs`: how a long one is submitted. `uuid.rs`: the device in a key. `ucm.rs`: frees that UCM reports.
 //! - `notes.rs`: what belongs together of a thread's calls. `report.rs`: what is said.
 //!
 //! Inert where libuct_cuda is not loaded: no thread, no socket, no output.
@@ -21,6 +21,7 @@ mod handlers;
 mod importing;
 mod names;
 mod notes;
+mod parts;
 mod report;
 mod route;
 mod state;
