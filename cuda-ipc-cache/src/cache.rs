@@ -332,9 +332,14 @@ impl Shared {
         if !self.is_current() {
             return stats;
         }
-        let peers = self.all_peers();
-        stats.peers = peers.len() as u64;
-        for window in peers.iter().flat_map(|peer| peer.windows()).chain(self.all_closing()) {
+        let windows: Vec<Arc<Window>> = {
+            // The order of `close_peer`, which moves windows from one to the other; and under its lock, so that each is seen once.
+            let closing = self.lock_closing();
+            let peers = self.all_peers();
+            stats.peers = peers.len() as u64;
+            peers.iter().flat_map(|peer| peer.windows()).chain(closing.iter().flatten().cloned()).collect()
+        };
+        for window in windows {
             let (chunks, bytes, waiting) = window.usage();
             stats.windows += u64::from(window.has_address_space());
             stats.chunks += chunks;

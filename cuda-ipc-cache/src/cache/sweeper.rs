@@ -78,12 +78,16 @@ impl Shared {
         if !self.is_current() {
             return total;
         }
-        let Some(peer) = self.lock_peers().remove(&nonce) else { return total };
-        let windows = peer.close();
-        // In mind first: while they are being closed they count, too.
-        if let Some(closing) = &mut *self.lock_closing() {
-            closing.extend(windows.iter().cloned());
-        }
+        // One step for those who count: a window is the peer's or in mind, at any moment one of the two.
+        let (_peer, windows) = {
+            let mut closing = self.lock_closing();
+            let Some(peer) = self.lock_peers().remove(&nonce) else { return total };
+            let windows = peer.close();
+            if let Some(closing) = &mut *closing {
+                closing.extend(windows.iter().cloned());
+            }
+            (peer, windows)
+        };
         for window in windows {
             total += window.close();
         }
