@@ -5,7 +5,7 @@
 //! - [`Placement`] and [`Peer::import`] (`transfer.rs`): import some chunks to their places in an address range of the caller's.
 //! - [`Import`] (`range.rs`): the simplest use, one range in an address range of its own.
 //! - [`wait_for_deaths`] (`wait.rs`): sleep until a peer retires something.
-//! - [`ImportError`] (`error.rs`).
+//! - [`ImportError`] (`error.rs`), and [`Witness`] (`witness.rs`), which finds the cause behind one.
 //!
 //! Nothing is kept between two imports but the peer; windows, leases and limits are cuda-ipc-cache's.
 
@@ -18,6 +18,7 @@ mod route;
 mod spare_fds;
 mod transfer;
 mod wait;
+mod witness;
 
 pub use crate::sys::table_file::NotATableFile;
 pub use broker_error::{BrokerError, PidfdRefusal};
@@ -27,3 +28,4 @@ pub use range::Import;
 pub use route::{ConnectOptions, Route, UnknownRoute};
 pub use transfer::{Access, Placement};
 pub use wait::{Bell, wait_for_deaths};
+pub use witness::Witness;

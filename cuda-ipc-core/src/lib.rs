@@ -10,6 +10,7 @@
 //! | [`broker`] | the messages by which an exporter hands out fds where they cannot be fetched | nothing |
 //! | [`table`] | the exporter's live list of chunks, in shared memory | nothing |
 //! | [`export`], [`import`] | state machines: in which order things happen, and how a failure is undone | nothing |
+//! | [`diagnosis`] | which cause is behind a refusal, and what to do about it | nothing |
 //! | [`reason`] | why memory cannot be shared | nothing |
 //! | `exporter`, `importer` | run the machines against kernel and driver | feature `std` |
 //! | `sys` | system and driver calls: the only unsafe code | feature `std` |
@@ -23,6 +24,7 @@
 #![warn(clippy::indexing_slicing)]
 
 pub mod broker;
+pub mod diagnosis;
 pub mod export;
 #[cfg(feature = "std")]
 pub mod exporter;

@@ -1,7 +1,7 @@
 //! What keeps processes apart: namespaces, users, filters of system calls. Each is the kernel's own.
 //!
 //! # Safety
-//! The unsafe here is: code between fork and exec, which makes only system calls and allocates nothing; and two calls of prctl, one with the address of a filter
+//! The unsafe here is: code between fork and exec, which makes only system calls and allocates nothing; and calls of prctl, one with the address of a filter
 //! program that lives until it returns.
 
 use std::os::unix::process::CommandExt;
@@ -74,21 +74,56 @@ pub fn dumpable(whether: bool) -> std::io::Result<()> {
     Ok(())
 }
 
+/// Takes CAP_SYS_PTRACE from the process, which stays root.
+pub fn without_tracing(command: &mut Command) {
+    const CAP_SYS_PTRACE: libc::c_ulong = 19;
+    let drop = || {
+        let zero: libc::c_ulong = 0;
+        // SAFETY: see the module's chapter.
+        match unsafe { libc::prctl(libc::PR_CAPBSET_DROP, CAP_SYS_PTRACE, zero, zero, zero) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: see the module's chapter.
+    unsafe { command.pre_exec(drop) };
+}
+
+/// Makes pidfd_getfd fail with `errno` on this thread for every fd number but `i32::MAX`, which is none: so it looks as if other processes were closed to this
+/// one, by a rule that does not hold for itself.
+pub fn refuse_fds(errno: i32) {
+    const SECOND_ARGUMENT: u32 = 24;
+    let getfd = u32::try_from(pidfd_sys::numbers::PIDFD_GETFD).expect("a system call's number");
+    install(&mut [
+        libc::sock_filter { code: LOAD, jt: 0, jf: 0, k: 0 },
+        libc::sock_filter { code: JUMP_IF_EQUAL, jt: 0, jf: 3, k: getfd },
+        libc::sock_filter { code: LOAD, jt: 0, jf: 0, k: SECOND_ARGUMENT },
+        libc::sock_filter { code: JUMP_IF_EQUAL, jt: 1, jf: 0, k: i32::MAX.cast_unsigned() },
+        libc::sock_filter { code: RETURN, jt: 0, jf: 0, k: libc::SECCOMP_RET_ERRNO | errno.cast_unsigned() },
+        libc::sock_filter { code: RETURN, jt: 0, jf: 0, k: libc::SECCOMP_RET_ALLOW },
+    ]);
+}
+
 /// Makes system call `number` fail with `errno` on this thread from now on; all others pass.
 ///
 /// Source: seccomp(2).
 pub fn refuse(number: libc::c_long, errno: i32) {
-    const LOAD: u16 = 0x20;
-    const JUMP_IF_EQUAL: u16 = 0x15;
-    const RETURN: u16 = 0x06;
     let number = u32::try_from(number).expect("a system call's number");
-    let mut filter = [
+    install(&mut [
         libc::sock_filter { code: LOAD, jt: 0, jf: 0, k: 0 },
         libc::sock_filter { code: JUMP_IF_EQUAL, jt: 0, jf: 1, k: number },
         libc::sock_filter { code: RETURN, jt: 0, jf: 0, k: libc::SECCOMP_RET_ERRNO | errno.cast_unsigned() },
         libc::sock_filter { code: RETURN, jt: 0, jf: 0, k: libc::SECCOMP_RET_ALLOW },
-    ];
-    let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
+    ]);
+}
+
+const LOAD: u16 = 0x20;
+const JUMP_IF_EQUAL: u16 = 0x15;
+const RETURN: u16 = 0x06;
+
+fn install(filter: &mut [libc::sock_filter]) {
+    let len = u16::try_from(filter.len()).expect("a short program");
+    let program = libc::sock_fprog { len, filter: filter.as_mut_ptr() };
     let (mode, one, zero): (libc::c_ulong, libc::c_ulong, libc::c_ulong) = (libc::SECCOMP_MODE_FILTER.into(), 1, 0);
     // SAFETY: see the module's chapter.
     let rc = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, one, zero, zero, zero) };

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::Arc;
 
-use cuda_ipc_core::importer::{ConnectOptions, Deadline, Import, ImportError, Peer};
+use cuda_ipc_core::diagnosis::Diagnosis;
+use cuda_ipc_core::importer::{ConnectOptions, Deadline, Import, ImportError, Peer, Witness};
 use cuda_ipc_core::key::Key;
 use cuda_ipc_core::rkey::Rkey;
 use cuda_ipc_tests::apart;
@@ -94,7 +95,7 @@ fn options(words: &[&str]) -> ConnectOptions {
             ("route", name) => options.route = name.parse().unwrap(),
             ("dir", path) => options.socket_dir = Some(path.into()),
             ("uids", list) => options.allowed_uids = list.split(',').map(|uid| uid.parse().unwrap()).collect(),
-            ("deadline", _) => {}
+            ("deadline" | "scope" | "gpu", _) => {}
             (other, _) => panic!("no option {other}"),
         }
     }
@@ -110,6 +111,7 @@ fn deadline(words: &[&str]) -> Deadline {
 pub(crate) fn serve(me: &Inside) {
     let importer = Importer::start();
     let (mut peer, mut kept): (Option<Arc<Peer>>, Vec<Import>) = (None, Vec::new());
+    let mut filling = Vec::new();
     me.tell("ready");
     while let Some(request) = me.listen() {
         let words: Vec<&str> = request.split(' ').collect();
@@ -127,6 +129,36 @@ pub(crate) fn serve(me: &Inside) {
                 }
                 Err(error) => Err(text(&error)),
             },
+            "explain" => match Peer::connect_with(&read_key(words[1]), &options(&words[2..]), deadline(&words[2..])) {
+                Ok(reached) => Err(format!("reached by {}", reached.route())),
+                Err(error) => explained(&error, &read_key(words[1]), &words[2..]),
+            },
+            "explain_import" => {
+                let rkey = read_rkey(words[1]);
+                let key = key(&rkey);
+                match Peer::connect_with(&key, &options(&words[2..]), deadline(&words[2..])) {
+                    Ok(reached) => match importer.import_from(&Arc::new(reached), &rkey) {
+                        Ok(_) => Err("imported".to_owned()),
+                        Err(error) => explained(&error, &key, &words[2..]),
+                    },
+                    Err(error) => Err(text(&error)),
+                }
+            }
+            "try" => match Witness::default().try_process(words[1].parse().unwrap()) {
+                Ok(()) => Ok("open".to_owned()),
+                Err(diagnosis) => Ok(said(&diagnosis)),
+            },
+            "refuse_fds" => {
+                apart::refuse_fds(libc::EPERM);
+                Ok(String::new())
+            }
+            "fill" => {
+                // Until no number is left.
+                while let Ok(file) = std::fs::File::open("/dev/null") {
+                    filling.push(file);
+                }
+                Ok(filling.len().to_string())
+            }
             "import" | "hold" => {
                 let before = Snapshot::take(&importer.fake);
                 let (rkey, memory) = (read_rkey(words[1]), memory(&words[2..]));
@@ -167,6 +199,25 @@ pub(crate) fn serve(me: &Inside) {
     }
 }
 
+/// What the witness says of an error.
+fn explained(error: &ImportError, key: &Key, words: &[&str]) -> Result<String, String> {
+    let word = |name: &str| words.iter().find_map(|word| word.strip_prefix(name));
+    let mut witness = Witness::default();
+    if let Some(file) = word("scope=") {
+        witness = witness.with_ptrace_scope(file);
+    }
+    if let Some(visible) = word("gpu=") {
+        witness = witness.with_gpu_visible(visible == "yes");
+    }
+    witness.explain(error, key).map(|diagnosis| said(&diagnosis)).ok_or_else(|| format!("unexplained: {}", text(error)))
+}
+
+/// Name, sentence, remedy, the other way, and the facts.
+fn said(diagnosis: &Diagnosis) -> String {
+    let other = diagnosis.other_way().unwrap_or("-");
+    format!("{} | {diagnosis} | {} | {other} | {}", diagnosis.cause.name(), diagnosis.remedy(), diagnosis.facts)
+}
+
 /// An error for the test to look at, and as its user reads it.
 fn text(error: &ImportError) -> String {
     format!("{:?} | {error}", error.kind)
@@ -183,7 +234,7 @@ fn memory(words: &[&str]) -> RemoteMemory {
     RemoteMemory { index: 0, base: words[0].parse().unwrap(), len: words[1].parse().unwrap(), marked: false, chunks }
 }
 
-fn hex(rkey: &Rkey) -> String {
+pub(crate) fn hex(rkey: &Rkey) -> String {
     rkey.encode().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

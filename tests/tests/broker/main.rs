@@ -5,6 +5,7 @@
 #[macro_use]
 mod support;
 
+mod causes;
 mod crowd;
 mod hostile;
 mod importing;
