@@ -71,6 +71,16 @@ impl CacheError {
     }
 }
 
+impl CacheError {
+    /// The failed import behind it, if it is one: now, or remembered from before.
+    pub const fn import(&self) -> Option<&ImportError> {
+        match &self.kind {
+            CacheErrorKind::Import(error) | CacheErrorKind::Refused(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for CacheError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {

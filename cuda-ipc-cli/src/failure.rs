@@ -31,6 +31,14 @@ impl Failure {
         move |cause| Self::new(step, cause)
     }
 
+    /// What was being done and what came in the way, without what more is known.
+    pub(crate) fn first_line(&self) -> String {
+        match self {
+            Self::Usage(what) => what.clone(),
+            Self::Step { step, cause, .. } => format!("{step}: {cause}"),
+        }
+    }
+
     /// Adds a line to what is known.
     pub(crate) fn note(mut self, line: impl Into<String>) -> Self {
         if let Self::Step { notes, .. } = &mut self {

@@ -4,7 +4,7 @@
 //! driver's.
 //!
 //! # Safety
-//! The only unsafe code of the program. It calls the driver's C functions, whose signatures cuda-driver-sys has paired with their names. Every pointer passed
+//! The only unsafe code of the program, with `gpu/trials.rs`. It calls the driver's C functions, whose signatures cuda-driver-sys has paired with their names. Every pointer passed
 //! is to a live local or slice of the type and length the function is told, and none is kept after the call: copies between host and device are the
 //! synchronous ones. The loader is asked for one symbol, whose address is compared with null and never called.
 
@@ -31,6 +31,7 @@ use serde::{Deserialize, Serialize};
 use crate::failure::Failure;
 use crate::hex;
 pub(crate) use memory::{Buffer, Chunks};
+pub(crate) use trials::Trials;
 
 /// Whose driver this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,6 +82,8 @@ macro_rules! call {
         if result == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(DriverError { call: stringify!($name), code: result.0 }) }
     }};
 }
+
+mod trials;
 
 /// Loads the driver and initialises it.
 pub(crate) fn open_driver() -> Result<Cuda, Failure> {

@@ -1,15 +1,18 @@
 //! The `cuda-ipc` program: shows, inspects and measures sharing of CUDA memory between processes.
 //!
 //! This file is the command line; what a command does is in the module of its name. Standard output carries a command's report and nothing else, so that it
-//! can be piped; progress, notes and errors go to standard error. Exit codes: 0 done, 1 failed, 64 used wrongly.
+//! can be piped; progress, notes and errors go to standard error. Exit codes: 0 done, 1 failed, 64 used wrongly; doctor's
+//! say how good the lane is.
 
 #![deny(unsafe_code)]
 
 mod bench;
 mod chunk_sizes;
 mod demo;
+mod doctor;
 mod exporter_process;
 mod failure;
+mod finding;
 mod gpu;
 mod hex;
 mod inspect;
@@ -28,6 +31,8 @@ use failure::Failure;
 
 /// sysexits.h: the command was used wrongly.
 const EX_USAGE: u8 = 64;
+/// sysexits.h: the report could not be written. Smaller numbers of `doctor` are verdicts.
+const EX_IOERR: u8 = 74;
 
 /// Shares CUDA memory between processes over POSIX file descriptors.
 #[derive(Parser)]
@@ -40,6 +45,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Demo(demo::Args),
+    Doctor(doctor::Args),
     Inspect(inspect::Args),
     Bench(bench::Args),
     /// (started by the commands above)
@@ -54,6 +60,7 @@ enum Command {
 enum Role {
     Exporter,
     DemoImporter,
+    DoctorNeighbour,
     BenchImporter,
     BenchExporter,
     BenchReader,
@@ -78,12 +85,20 @@ fn main() -> ExitCode {
     };
     let result = match cli.command {
         Command::Demo(args) => demo::run(&args),
+        Command::Doctor(args) => match doctor::run(&args) {
+            Ok(code) => return code,
+            Err(failure) => {
+                eprintln!("error: {failure}");
+                return ExitCode::from(EX_IOERR);
+            }
+        },
         Command::Inspect(args) => inspect::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Child { role } => {
             return peer_process::serve(match role {
                 Role::Exporter => exporter_process::run,
                 Role::DemoImporter => demo::importer::run,
+                Role::DoctorNeighbour => doctor::neighbour,
                 Role::BenchImporter => bench::import::child,
                 Role::BenchExporter => bench::export::child,
                 Role::BenchReader => bench::bandwidth::child,

@@ -17,6 +17,7 @@ use core::panic::AssertUnwindSafe;
 use std::panic::catch_unwind;
 
 use cuda_driver_sys::*;
+use cuda_ipc_core::importer::Witness;
 use cuda_ipc_core::key::{KEY_LEN, Key};
 
 use crate::exporting::FABRIC;
@@ -170,7 +171,8 @@ unsafe extern "C" fn cuMemExportToShareableHandle(
                 CUresult::CUDA_SUCCESS
             }
             Err(no_ipc) => {
-                report::warn(report::Cause::NotExported, &format_args!("the lane is lost: {no_ipc}"));
+                let found = ours(|_| Witness::default().explain_export(&no_ipc));
+                report::warn_found(report::Cause::NotExported, &format_args!("the lane is lost: {no_ipc}"), found.as_ref());
                 CUresult::CUDA_ERROR_NOT_SUPPORTED
             }
         };
@@ -197,9 +199,11 @@ unsafe extern "C" fn cuMemImportFromShareableHandle(
                     CUresult::CUDA_SUCCESS
                 }
                 Err(error) => {
-                    report::warn(
+                    let found = ours(|_| Witness::default().explain(error.import()?, &key));
+                    report::warn_found(
                         report::Cause::NotImported,
                         &format_args!("the lane is lost, and UCX will not ask for this peer again: {error}"),
+                        found.as_ref(),
                     );
                     CUresult::CUDA_ERROR_INVALID_VALUE
                 }

@@ -89,6 +89,16 @@ pub fn without_tracing(command: &mut Command) {
     unsafe { command.pre_exec(drop) };
 }
 
+/// Makes system call `number` fail with `errno` in the process, and in all that it starts.
+pub fn refusing(command: &mut Command, number: libc::c_long, errno: i32) {
+    let install = move || {
+        refuse(number, errno);
+        Ok(())
+    };
+    // SAFETY: see the module's chapter.
+    unsafe { command.pre_exec(install) };
+}
+
 /// Makes pidfd_getfd fail with `errno` on this thread for every fd number but `i32::MAX`, which is none: so it looks as if other processes were closed to this
 /// one, by a rule that does not hold for itself.
 pub fn refuse_fds(errno: i32) {

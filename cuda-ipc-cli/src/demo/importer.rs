@@ -13,6 +13,7 @@ use crate::bench::bandwidth;
 use crate::bench::samples::micros;
 use crate::exporter_process::{PART, part_of};
 use crate::failure::Failure;
+use crate::finding::explained;
 use crate::gpu::{Buffer, Gpu};
 use crate::hex;
 use crate::limits;
@@ -56,14 +57,15 @@ pub(crate) fn run(link: &mut Link) -> Result<(), Failure> {
     let route: Route = settings.route.parse().map_err(Failure::at("reading the route"))?;
     let options = ConnectOptions::default().with_route(route);
     let start = Instant::now();
-    let peer = Peer::connect_with(&key, &options, Deadline::after(DEADLINE)).map_err(gpu.at("reaching the exporter"))?;
+    let peer = Peer::connect_with(&key, &options, Deadline::after(DEADLINE))
+        .map_err(|error| explained(gpu.at("reaching the exporter")(error), &error, &key))?;
     let connect_us = micros(start.elapsed());
 
     let (route, peer, devices) = (peer.route().to_string(), Arc::new(peer), [gpu.ordinal()]);
     let access = Access { devices: &devices, writable: false };
     let start = Instant::now();
     let import = Import::new(gpu.cuda(), &peer, &key, rkey.base, rkey.len, access, Deadline::after(DEADLINE))
-        .map_err(gpu.at("importing the range"))?;
+        .map_err(|error| explained(gpu.at("importing the range")(error), &error, &key))?;
     let import_us = micros(start.elapsed());
 
     let difference = verify(&gpu, &import, rkey.base, Pattern::new(settings.seed), link)?;

@@ -9,14 +9,25 @@ use cuda_ipc_core::table::{GRANULE, LookupError};
 use serde::Serialize;
 
 use super::{Lines, address};
+use crate::finding::Finding;
 use crate::size;
 
 /// The outcome of trying.
 #[derive(Serialize)]
 #[serde(untagged)]
 pub(super) enum Reach {
-    Reached { reached: bool, table: Contents },
-    Refused { reached: bool, error: String, retryable: bool, other_route_may_work: bool },
+    Reached {
+        reached: bool,
+        table: Contents,
+    },
+    Refused {
+        reached: bool,
+        error: String,
+        retryable: bool,
+        other_route_may_work: bool,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        finding: Option<Finding>,
+    },
 }
 
 /// What the table says.
@@ -64,6 +75,7 @@ impl Reach {
                 error: error.to_string(),
                 retryable: error.retryable(),
                 other_route_may_work: error.other_route_may_work(),
+                finding: Finding::of(&error, key),
             },
         }
     }
@@ -71,7 +83,10 @@ impl Reach {
     pub(super) fn write(&self, lines: &mut Lines<'_, '_>) -> fmt::Result {
         let table = match self {
             Self::Reached { table, .. } => table,
-            Self::Refused { error, .. } => return lines.line("reached now", format_args!("no: {error}")),
+            Self::Refused { error, finding, .. } => {
+                lines.line("reached now", format_args!("no: {error}"))?;
+                return finding.iter().flat_map(Finding::lines).try_for_each(|line| lines.line("", line));
+            }
         };
         lines.line("reached now", "yes: the table is open, and its nonce is the key's")?;
         lines.line("table", format_args!("{} chunks published since its beginning, {} retired", table.published, table.retired))?;

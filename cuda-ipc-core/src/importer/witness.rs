@@ -112,6 +112,11 @@ impl Witness {
         Status::of_this_thread()?.seccomp.map(|mode| mode != 0)
     }
 
+    /// Whether this thread has CAP_SYS_PTRACE in its user namespace; `None` if /proc does not say.
+    pub fn may_trace(&self) -> Option<bool> {
+        Status::of_this_thread()?.may_trace()
+    }
+
     /// What is known of process `pid`, which counts in this process's PID namespace.
     pub fn process(&self, pid: u32) -> PeerFacts {
         peer_facts(pid)

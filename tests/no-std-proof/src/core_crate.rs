@@ -5,10 +5,11 @@ use core::sync::atomic::AtomicU64;
 
 use cuda_ipc_core::broker::message::MESSAGE_MAX;
 use cuda_ipc_core::broker::{Challenge, Proofs, Request, SocketName};
+use cuda_ipc_core::diagnosis::{Call, Cause, Diagnosis, Facts, Failure, Trial};
 use cuda_ipc_core::export::{self, ChunkFacts, Event, Walk};
 use cuda_ipc_core::import::{self, Transfer};
 use cuda_ipc_core::key::{HostId, Key, KeyKind, Nonce};
-use cuda_ipc_core::reason::{Cause, NoIpc};
+use cuda_ipc_core::reason::{self, NoIpc};
 use cuda_ipc_core::rkey::{Payload, Rkey};
 use cuda_ipc_core::table::{Chunk, ChunkId, ChunkKind, GRANULE, Layout, Reader, Writer};
 
@@ -48,6 +49,14 @@ pub(crate) fn broker() -> bool {
     travels && proven && SocketName::new(NONCE, sample().host).abstract_name().starts_with("cuda-ipc-")
 }
 
+pub(crate) fn diagnosis() -> bool {
+    let mut facts = Facts::of(black_box(Failure::Call(Call::PidfdGetfd, 1)));
+    facts.on_self = Trial::Fails(1);
+    let found = Diagnosis::of(facts);
+    let said = Text::of(found).contains("seccomp") && Text::of(found.remedy()).contains("--cap-add SYS_PTRACE");
+    said && found.cause == Cause::Seccomp { call: Call::PidfdGetfd, errno: 1 }
+}
+
 pub(crate) fn table() -> bool {
     static WORDS: [AtomicU64; SMALL.words()] = [const { AtomicU64::new(0) }; SMALL.words()];
     let Some(mut writer) = Writer::create(&WORDS, SMALL, NONCE) else { return false };
@@ -67,8 +76,8 @@ pub(crate) fn export_machine() -> bool {
             export::Action::QueryReservation(_) => Event::Reservation(GRANULE, 8 * GRANULE),
             export::Action::Find(_) => Event::Known(None),
             export::Action::QueryChunk(base) => Event::Chunk(Some(facts(base))),
-            export::Action::ExportHandle(_) => Event::Refused(Cause::NoHandleType),
-            export::Action::Finished => return walk.into_result().is_err_and(|(cause, _)| cause == Cause::NoHandleType),
+            export::Action::ExportHandle(_) => Event::Refused(reason::Cause::NoHandleType),
+            export::Action::Finished => return walk.into_result().is_err_and(|(cause, _)| cause == reason::Cause::NoHandleType),
             _ => Event::Done,
         };
         walk.report(event);
@@ -97,7 +106,7 @@ pub(crate) fn import_machine() -> bool {
 }
 
 pub(crate) fn texts() -> bool {
-    let refusal = black_box(NoIpc { cause: Cause::NoHandleType, address: 0x1000 });
+    let refusal = black_box(NoIpc { cause: reason::Cause::NoHandleType, address: 0x1000 });
     let Err(error) = Key::decode(&[]) else { return false };
     !Text::of(refusal).is_empty() && !Text::of(error).is_empty()
 }

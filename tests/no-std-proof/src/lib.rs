@@ -22,6 +22,7 @@ pub extern "C" fn main(_argc: c_int, _argv: *const *const c_char) -> c_int {
         core_crate::rkey(),
         core_crate::table(),
         core_crate::broker(),
+        core_crate::diagnosis(),
         core_crate::export_machine(),
         core_crate::import_machine(),
         core_crate::texts(),

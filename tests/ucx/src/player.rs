@@ -114,6 +114,11 @@ impl Player {
         })
     }
 
+    /// What it has written to its standard error until now.
+    pub(crate) fn said(&self) -> Outcome<String> {
+        std::fs::read_to_string(&self.log).map_err(|error| format!("{}: {error}", self.log.display()))
+    }
+
     /// The process.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()

@@ -110,6 +110,10 @@ pub(super) fn dead_key_first(world: &mut World) -> Outcome {
     let dead = a.share(base, 3 * CHUNK)?;
     a.end()?;
     let dead = b.open(&a, &dead)?;
+    let said = b.said()?;
+    let times = |part: &str| said.matches(part).count();
+    let explained = times("cuda-ipc: cause: what made the key is gone") == 1 && times("cuda-ipc: remedy: Start it again") == 1;
+    expect(explained && times("cuda-ipc: WARN") == 1, "the cause of the loss is not said once")?;
     let base = c.segment(CHUNK, 3, 8 * CHUNK, POSIX_FD)?;
     c.fill(base, 3 * CHUNK, 1, 0)?;
     let shared = c.share(base, 3 * CHUNK)?;
