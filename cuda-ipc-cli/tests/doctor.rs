@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use cuda_ipc_core::key::{HostId, Key, KeyKind, Nonce};
-use cuda_ipc_tests::apart::{as_user, refusing};
+use cuda_ipc_tests::apart::{as_user, in_new_namespaces, refusing};
+use nix::sched::CloneFlags;
 use pidfd_sys::numbers::PIDFD_GETFD;
 use serde_json::Value;
 
@@ -197,12 +198,13 @@ fn a_node_without_a_driver_has_no_lane_and_says_so() {
 #[test]
 fn no_visible_gpu_is_no_lane() {
     let Some(fake) = Fake::new("doctor-no-gpu") else { return };
-    let (_, json) = reports(2, &[], |args| {
+    let (text, json) = reports(2, &[], |args| {
         let mut command = fake.program(args);
         command.env("CUDA_VISIBLE_DEVICES", "-1");
         command
     });
-    assert!(matches!(causes(&json)[..], ["no-gpu" | "no-driver"]), "{json}");
+    assert_eq!(causes(&json), ["no-gpu"]);
+    assert!(text.contains("unset CUDA_VISIBLE_DEVICES"), "{text}");
     // One that makes no chunk.
     let (text, json) = reports(2, &[], |args| {
         let mut command = fake.program(args);
@@ -222,9 +224,23 @@ fn a_socket_directory_is_tried() {
         command.env("CUDA_IPC_SOCKET_DIR", directory);
         command
     };
+    let mode = |mode| std::fs::set_permissions(&folder.0, PermissionsExt::from_mode(mode)).expect("a mode");
+    mode(0o755);
+    let (text, json) = reports(1, &[], |args| with(args, &folder.0));
+    assert_eq!(causes(&json), ["no-socket-file"]);
+    assert!(text.contains("others than its user may use it (mode 755)"), "{text}");
+    mode(0o700);
     let (text, json) = reports(0, &[], |args| with(args, &folder.0));
     assert_eq!(json["routes"]["broker_file"]["works"], true, "{text}");
     assert_eq!(std::fs::read_dir(&folder.0).expect("the folder").count(), 0, "something was left behind");
+    // Longer than a socket's path may be.
+    let long = folder.0.join("a".repeat(120));
+    std::fs::create_dir(&long).expect("a folder");
+    std::fs::set_permissions(&long, PermissionsExt::from_mode(0o700)).expect("a mode");
+    reports(0, &[], |args| with(args, &long));
+    std::os::unix::fs::chown(&long, Some(20_001), None).expect("another user's");
+    let (text, _) = reports(1, &[], |args| with(args, &long));
+    assert!(text.contains("it belongs to user 20001"), "{text}");
     let (text, json) = reports(1, &[], |args| with(args, &folder.0.join("missing")));
     assert_eq!(causes(&json), ["no-socket-file"]);
     assert!(text.contains("mkdir -m 700 -p"), "{text}");
@@ -286,6 +302,13 @@ fn a_process_that_cannot_be_reached() {
     assert_eq!(causes(&json), ["other-uid"]);
     assert!(text.contains("Run both processes as the same user"), "{text}");
     assert_eq!(json["process"]["preload_active"], Value::Null);
+
+    // In a PID namespace below this one the kernel would allow it, but keys have another number.
+    let below = in_new_namespaces(CloneFlags::CLONE_NEWPID, || Sleeper::start(|_| {}));
+    if let Some(below) = below {
+        let (_, json) = reports(1, &["--pid", &below.pid()], |args| fake.program(args));
+        assert_eq!((causes(&json), &json["process"]["same_pid_namespace"]), (vec!["other-pid-namespace"], &false.into()));
+    }
 
     let pid = sleeper.pid();
     drop(sleeper);

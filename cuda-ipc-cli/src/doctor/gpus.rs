@@ -1,9 +1,11 @@
 //! The driver and its devices, by trial.
 
+use cuda_driver_sys::CUresult;
+use cuda_ipc_core::sys::driver::{Cuda, OpenError};
 use serde::Serialize;
 
 use crate::finding::Finding;
-use crate::gpu::{DriverKind, Gpu, GpuFacts, Trials, open_driver};
+use crate::gpu::{DriverKind, Gpu, GpuFacts, Trials};
 
 /// The driver, or why there is none.
 #[derive(Serialize)]
@@ -25,8 +27,12 @@ pub(super) struct Device {
 
 impl Gpus {
     pub(super) fn look() -> Self {
-        let counted =
-            open_driver().map_err(|failure| failure.first_line()).and_then(|cuda| cuda.device_count().map_err(|error| error.to_string()));
+        let counted = match Cuda::open() {
+            Ok(cuda) => cuda.device_count().map_err(|error| error.to_string()),
+            // A driver without a device is one.
+            Err(OpenError::Init(error)) if error.code == CUresult::CUDA_ERROR_NO_DEVICE.0 => Ok(0),
+            Err(error) => Err(error.to_string()),
+        };
         match counted {
             Ok(count) => Self { error: None, devices: (0..count.cast_unsigned()).map(Device::look).collect() },
             Err(error) => Self { error: Some(error), devices: Vec::new() },

@@ -7,12 +7,13 @@
 use core::mem::MaybeUninit;
 use core::time::Duration;
 use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::Path;
 
 use cuda_ipc_core::importer::Witness;
+use rustix::fs::{Mode, OFlags};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
@@ -98,18 +99,32 @@ fn by_name() -> Option<Finding> {
 }
 
 fn by_file(directory: &Path) -> Option<Finding> {
-    let file = directory.join(format!(".cuda-ipc-doctor-{}", std::process::id()));
-    let tried = UnixListener::bind(&file).and_then(|listener| UnixStream::connect(&file).and_then(|socket| pass_an_fd(&listener, socket)));
-    // There only if bind made it.
-    let _ = std::fs::remove_file(&file);
-    tried.err().map(|error| {
+    try_file(directory).err().map(|error| {
         Finding::new(
             "no-socket-file",
             format!("no socket can be made in the socket directory {}: {error}", directory.display()),
-            "Let CUDA_IPC_SOCKET_DIR name a directory that exists, belongs to the user of the processes, and has a path of less than 60 characters",
-            &["mkdir -m 700 -p \"$CUDA_IPC_SOCKET_DIR\""],
+            "Let CUDA_IPC_SOCKET_DIR name a directory that belongs to the user of the processes, who alone may use it",
+            &["mkdir -m 700 -p \"$CUDA_IPC_SOCKET_DIR\"", "chmod 700 \"$CUDA_IPC_SOCKET_DIR\""],
         )
     })
+}
+
+/// Makes a socket in the directory by the rules of an exporter's broker, and takes it away again.
+fn try_file(directory: &Path) -> std::io::Result<()> {
+    let opened = rustix::fs::open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let stat = rustix::fs::fstat(&opened)?;
+    if stat.st_uid != 0 && stat.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(std::io::Error::other(format!("it belongs to user {}", stat.st_uid)));
+    }
+    if stat.st_mode & 0o077 != 0 {
+        return Err(std::io::Error::other(format!("others than its user may use it (mode {:o})", stat.st_mode & 0o777)));
+    }
+    // By the fd, because a socket's path is short.
+    let file = format!("/proc/self/fd/{}/.cuda-ipc-doctor-{}", opened.as_raw_fd(), std::process::id());
+    let tried = UnixListener::bind(&file).and_then(|listener| pass_an_fd(&listener, UnixStream::connect(&file)?));
+    // There only if bind made it.
+    let _ = std::fs::remove_file(&file);
+    tried
 }
 
 /// Sends an fd through a connection and takes it out at the other end.

@@ -124,7 +124,10 @@ impl Report {
         writeln!(f)?;
         match self.lane {
             Lane::Available => writeln!(f, "The lane is available{towards}.")?,
-            Lane::Degraded => writeln!(f, "The lane is degraded{towards}: it is there, but not in every way.")?,
+            Lane::Degraded if !self.routes.pidfd.works => {
+                writeln!(f, "The lane is degraded{towards}: exporters hand their memory over by their brokers, the direct way is closed.")?
+            }
+            Lane::Degraded => writeln!(f, "The lane is degraded{towards}: it is there, with what is said below.")?,
             Lane::None => writeln!(f, "There is no lane{towards}.")?,
         }
         for finding in &self.findings {

@@ -7,18 +7,14 @@
 use super::{BrokerFailure, Call, Cause, Facts, Failure, Life, Trial, Yama};
 use crate::reason;
 
-/// Linux's numbers, the same on every architecture that CUDA runs on.
-pub(super) mod errno {
-    pub(in super::super) const EPERM: i32 = 1;
-    pub(in super::super) const ESRCH: i32 = 3;
-    pub(in super::super) const EBADF: i32 = 9;
-    pub(in super::super) const EACCES: i32 = 13;
-    pub(in super::super) const ENFILE: i32 = 23;
-    pub(in super::super) const EMFILE: i32 = 24;
-    pub(in super::super) const ENOSYS: i32 = 38;
-}
-
-use errno::{EACCES, EBADF, EMFILE, ENFILE, ENOSYS, EPERM, ESRCH};
+// Linux's numbers, the same on every architecture that CUDA runs on.
+const EPERM: i32 = 1;
+const ESRCH: i32 = 3;
+const EBADF: i32 = 9;
+const EACCES: i32 = 13;
+const ENFILE: i32 = 23;
+const EMFILE: i32 = 24;
+const ENOSYS: i32 = 38;
 
 /// The cause that `facts` prove; [`Cause::Unknown`] where they prove none, or contradict each other.
 ///

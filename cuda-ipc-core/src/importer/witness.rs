@@ -74,18 +74,21 @@ impl Witness {
 
     /// Tries whether fds of process `pid` could be fetched from this one, and finds the cause if not. Nothing is fetched.
     ///
-    /// `pid` counts in this process's PID namespace. `Ok`: they could. For a verdict on a node `pid` is a process that is neither this one nor a descendant
+    /// `pid` counts in this process's PID namespace. `Ok`: they could, by the keys that the process makes. For a verdict on a node `pid` is a process that is neither this one nor a descendant
     /// of it; those are looked into where others are not.
     pub fn try_process(&self, pid: u32) -> Result<(), Diagnosis> {
-        let (call, trial) = try_calls(pid);
+        let ((call, trial), mut peer) = (try_calls(pid), peer_facts(pid));
         let failure = match trial {
+            // Keys have numbers of the exporter's namespace, by which it is not found from here.
+            _ if peer.same_pid_namespace == Some(false) => Failure::OtherPidNamespace,
             Trial::Works => return Ok(()),
             Trial::Fails(errno) => Failure::Call(call, errno),
             Trial::NotDone => Failure::Other,
         };
-        let mut peer = peer_facts(pid);
-        // Its own namespace decides what it writes into its keys; the number that was given counts here.
-        peer.same_pid_namespace = Some(true);
+        if failure != Failure::OtherPidNamespace {
+            // Where the number counts that was given.
+            peer.same_pid_namespace = Some(true);
+        }
         Err(Diagnosis::of(self.facts(failure, None, peer)))
     }
 

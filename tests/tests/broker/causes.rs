@@ -165,6 +165,29 @@ fn a_lack_of_fds_is_found() {
 }
 
 #[test]
+fn a_broker_that_is_not_there_is_found() {
+    // A20.
+    let (me, _importer) = enter!("a_broker_that_is_not_there_is_found");
+    let mut remote = Remote::start(&me);
+    let rkey = alone(&mut remote);
+    let mut process = Importing::start(&me);
+    assert_eq!(cause(&mut process, &rkey, "route=broker", &["in this network namespace", "CUDA_IPC_SOCKET_DIR"]), "no-listener");
+    let options = format!("route=broker dir={}", machine().display());
+    assert_eq!(cause(&mut process, &rkey, &options, &["nor in the socket directory", "the same socket directory mounted"]), "no-listener");
+    // It is there, behind a network namespace.
+    remote.ask("exporter_with");
+    let memory = remote.memory(8 * MIB, &chunks(2));
+    let (_, served) = remote.export(&memory, 0, 4 * MIB);
+    in_new_namespaces(CloneFlags::CLONE_NEWNET, || {
+        let mut process = Importing::start(&me);
+        assert_eq!(cause(&mut process, &served, "route=broker", &["different network namespaces"]), "no-listener");
+        process.finish();
+    });
+    assert_eq!(process.connect(&served, "route=broker").unwrap(), "broker");
+    process.finish();
+}
+
+#[test]
 fn the_end_of_an_exporter_is_found_and_not_taken_for_another() {
     let (me, _importer) = enter!("the_end_of_an_exporter_is_found_and_not_taken_for_another");
     let mut process = Importing::start(&me);
