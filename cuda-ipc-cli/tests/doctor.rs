@@ -323,9 +323,17 @@ fn libraries_and_wheels_of_the_environment_are_found() {
     folder.library("lib/ucx/libuct_cuda.so.0", WITH_ARM);
     folder.library("site-packages/libucx/lib/ucx/libuct_cuda.so.0", WITHOUT_ARM);
     std::fs::write(folder.0.join("lib/libuct_cuda.so.1"), "no library").expect("a file");
+    // As wheels have it: the same under other names, and what is no library of the loader's.
+    let wheel = folder.0.join("site-packages/libucx/lib/ucx");
+    std::fs::copy(wheel.join("libuct_cuda.so.0"), wheel.join("libuct_cuda.so.0.0.0")).expect("a copy");
+    std::fs::write(wheel.join("libuct_cuda.la"), "text").expect("a file");
     let packages = folder.0.join("site-packages");
     for (name, record) in [
-        ("libucx_cu12-1.22.0", "libucx/lib/ucx/libuct_cuda.so.0,sha256=x,1\nlibucx/lib/libucp.so.0,sha256=x,1\n"),
+        (
+            "libucx_cu12-1.22.0",
+            "libucx/lib/ucx/libuct_cuda.la,sha256=x,1\nlibucx/lib/ucx/libuct_cuda.so.0,sha256=x,1\n\
+            libucx/lib/ucx/libuct_cuda.so.0.0.0,sha256=x,1\nlibucx/lib/libucp.so.0,sha256=x,1\n",
+        ),
         ("nixl_cu12-1.5.1", ""),
         ("numpy-2.0.0", ""),
     ] {

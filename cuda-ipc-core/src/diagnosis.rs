@@ -267,6 +267,15 @@ impl fmt::Display for Facts {
             Failure::Broker(_) => f.write_str("the broker gave nothing")?,
             Failure::Other => f.write_str("no call failed")?,
         }
+        if let Some(broker) = self.broker {
+            f.write_str(match broker {
+                BrokerFailure::NoListener { .. } => "; its broker: nobody listens",
+                BrokerFailure::OtherUser => "; its broker: another user",
+                BrokerFailure::UnmappedUser => "; its broker: a user of another namespace",
+                BrokerFailure::OutOfFiles(_) => "; its broker: out of file descriptors",
+                BrokerFailure::Other => "; its broker: gave nothing",
+            })?;
+        }
         match self.kernel {
             Some(kernel) => write!(f, "; kernel {kernel}")?,
             None => f.write_str("; kernel unknown")?,

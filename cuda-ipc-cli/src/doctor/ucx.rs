@@ -67,19 +67,26 @@ impl Ucx {
         }
         // One file of several names is one library.
         let files: BTreeSet<PathBuf> = paths.into_iter().map(|path| std::fs::canonicalize(&path).unwrap_or(path)).collect();
-        Self {
-            searched: if pid.is_some() { "process" } else { "environment" },
-            libraries: files.iter().map(|path| Library::read(path)).collect(),
-            wheels,
-            python_error,
-        }
+        Self { searched: if pid.is_some() { "process" } else { "environment" }, libraries: read_all(files), wheels, python_error }
     }
 }
 
+/// Reads the files. Copies in one folder, which wheels have for want of links, are one library, by its first name.
+fn read_all(files: BTreeSet<PathBuf>) -> Vec<Library> {
+    let (mut seen, mut libraries) = (Vec::new(), Vec::new());
+    for path in files {
+        let read = (path.parent().map(Path::to_owned), std::fs::read(&path).map_err(|error| error.to_string()));
+        if !seen.contains(&read) {
+            libraries.push(Library::of(&path, &read.1));
+            seen.push(read);
+        }
+    }
+    libraries
+}
+
 impl Library {
-    fn read(path: &Path) -> Self {
-        let arm =
-            std::fs::read(path).map_err(|error| error.to_string()).and_then(|bytes| has_arm(&bytes).map_err(|error| error.to_string()));
+    fn of(path: &Path, bytes: &Result<Vec<u8>, String>) -> Self {
+        let arm = bytes.as_ref().map_err(Clone::clone).and_then(|bytes| has_arm(bytes).map_err(|error| error.to_string()));
         Self { path: path.display().to_string(), has_arm: arm.as_ref().ok().copied(), error: arm.err() }
     }
 }

@@ -30,6 +30,8 @@ fn failures() -> Vec<Failure> {
         Failure::Driver(999),
         Failure::Export(reason::Cause::NoHandleType),
         Failure::Export(reason::Cause::FabricOnly),
+        Failure::Export(reason::Cause::PoolWithoutHandle),
+        Failure::Export(reason::Cause::TooManyFiles { limit: 64 }),
         Failure::Export(reason::Cause::Hole),
         Failure::Other,
     ];
@@ -204,7 +206,10 @@ fn justified(cause: Cause, facts: &Facts) -> Result<(), &'static str> {
         Cause::FdLimit { .. } => needs(
             matches!(
                 facts.failure,
-                Failure::Call(_, EMFILE | ENFILE) | Failure::OwnCall(EMFILE | ENFILE) | Failure::Broker(BrokerFailure::OutOfFiles(_))
+                Failure::Call(_, EMFILE | ENFILE)
+                    | Failure::OwnCall(EMFILE | ENFILE)
+                    | Failure::Broker(BrokerFailure::OutOfFiles(_))
+                    | Failure::Export(reason::Cause::TooManyFiles { .. })
             ),
             "no limit was met",
         ),
@@ -212,7 +217,10 @@ fn justified(cause: Cause, facts: &Facts) -> Result<(), &'static str> {
             matches!(facts.failure, Failure::Driver(_)) && facts.gpu_visible == Some(false) && peer.life != Life::Exited,
             "the GPU may be visible",
         ),
-        Cause::NoHandleType => needs(facts.failure == Failure::Export(reason::Cause::NoHandleType), "a handle type was asked for"),
+        Cause::NoHandleType => needs(
+            matches!(facts.failure, Failure::Export(reason::Cause::NoHandleType | reason::Cause::PoolWithoutHandle)),
+            "a handle type was asked for",
+        ),
         Cause::FabricOnly => needs(facts.failure == Failure::Export(reason::Cause::FabricOnly), "it is not fabric only"),
         Cause::NoListener { socket_dir } => {
             needs(facts.failure == Failure::Broker(BrokerFailure::NoListener { socket_dir }), "somebody listens")?;

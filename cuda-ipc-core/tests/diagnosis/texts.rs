@@ -81,6 +81,7 @@ fn the_other_way_is_named_where_it_was_tried_in_vain() {
     assert_eq!(Diagnosis::of(facts).other_way(), None);
     facts.broker = Some(BrokerFailure::NoListener { socket_dir: false });
     assert!(Diagnosis::of(facts).other_way().unwrap().contains("CUDA_IPC_SOCKET_DIR"));
+    assert!(facts.to_string().contains("its broker: nobody listens"), "{facts}");
     facts.broker = Some(BrokerFailure::NoListener { socket_dir: true });
     assert!(Diagnosis::of(facts).other_way().unwrap().contains("neither by name nor in the socket directory"));
     // Another user is the cause where nothing else is proven.
