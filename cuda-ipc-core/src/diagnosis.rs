@@ -172,7 +172,7 @@ pub enum Life {
     Lives,
     /// It lives, but its first thread has exited.
     LivesWithoutFirstThread,
-    /// A readable pidfd, or a closed connection, says that it has exited.
+    /// A readable pidfd, or a closed connection, says that it has exited; or every thread of it is on its way out, from which none returns.
     Exited,
 }
 

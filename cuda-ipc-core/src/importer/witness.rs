@@ -194,11 +194,8 @@ fn life(pid: u32, in_proc: bool) -> Life {
     let Ok(pidfd) = pidfd_sys::pidfd_open(pid) else { return Life::Unknown };
     match pidfd_sys::has_exited(pidfd.as_fd()) {
         Ok(true) => Life::Exited,
-        Ok(false) if !in_proc => Life::Lives,
-        Ok(false) => match pidfd_sys::process_stat(pid) {
-            Ok(stat) if stat.state == b'Z' && stat.threads > 1 => Life::LivesWithoutFirstThread,
-            _ => Life::Lives,
-        },
+        Ok(false) if in_proc => process::life(pid),
+        Ok(false) => Life::Lives,
         Err(_) => Life::Unknown,
     }
 }

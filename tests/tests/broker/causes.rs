@@ -196,6 +196,18 @@ fn the_end_of_an_exporter_is_found_and_not_taken_for_another() {
     let rkey = alone(&mut remote);
     remote.kill();
     assert_eq!(cause(&mut process, &rkey, "route=pidfd", &["its process has exited"]), "exporter-gone");
+    // Just killed: it may be anywhere between a full life and a zombie, and whatever is said of it, it is not that it lives on without a thread.
+    for _ in 0..20 {
+        let mut remote = Remote::start(&me);
+        let rkey = alone(&mut remote);
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(remote.pid).unwrap());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+        match process.ask(&format!("explain {} route=pidfd", hex(&rkey))) {
+            Ok(said) => assert!(said.starts_with("exporter-gone "), "{said}"),
+            // The kill has not come to it yet.
+            Err(reached) => assert_eq!(reached, "reached by pidfd"),
+        }
+    }
     let mut remote = Remote::start(&me);
     let rkey = alone(&mut remote);
     let pid = nix::unistd::Pid::from_raw(i32::try_from(remote.pid).unwrap());

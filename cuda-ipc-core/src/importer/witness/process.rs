@@ -1,8 +1,9 @@
 //! What /proc says of a process, and what that says about looking into it.
 //!
-//! Source: proc_pid_status(5), proc_pid_ns(5), proc_pid_uid_map(5), PR_SET_DUMPABLE(2const), ptrace(2) "Ptrace access mode checking".
+//! Source: proc_pid_stat(5), proc_pid_status(5), proc_pid_ns(5), proc_pid_uid_map(5), PR_SET_DUMPABLE(2const), ptrace(2) "Ptrace access mode checking".
 
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use pidfd_sys::Errno;
 
@@ -75,6 +76,39 @@ fn three(text: &str) -> Option<[u32; 3]> {
 /// Whether numbers in /proc are those of this process's PID namespace. Where another one's /proc is mounted they are strangers'.
 pub(super) fn proc_counts_as_we_do() -> bool {
     std::fs::read_link("/proc/self").is_ok_and(|number| number.to_str().is_some_and(|number| number.parse() == Ok(std::process::id())))
+}
+
+/// Which threads of a process live that has not exited yet.
+///
+/// They end one by one, which may take long where GPU memory has to go. A thread that the kernel has begun to end, or has killed, does not come back.
+pub(super) fn life(pid: u32) -> Life {
+    let tasks = format!("/proc/{pid}/task");
+    let first = is_living(&Path::new(&tasks).join(pid.to_string()));
+    if first == Some(true) {
+        return Life::Lives;
+    }
+    let threads = std::fs::read_dir(&tasks).into_iter().flatten().filter_map(Result::ok);
+    let known: Vec<bool> = threads.filter_map(|thread| is_living(&thread.path())).collect();
+    match (first, known.contains(&true)) {
+        (Some(_), true) => Life::LivesWithoutFirstThread,
+        (None, true) => Life::Lives,
+        (_, false) if known.is_empty() => Life::Unknown,
+        (_, false) => Life::Exited,
+    }
+}
+
+/// Whether a thread neither ends nor has been told to; `None` if it cannot be looked at, or is no more.
+fn is_living(thread: &Path) -> Option<bool> {
+    /// `PF_EXITING` and `PF_SIGNALED` of sched.h: the kernel has begun to end it, or a signal has killed it and its core is being dumped.
+    const ENDING: u32 = 0x4 | 0x400;
+    const SIGKILL: u64 = 1 << (9 - 1);
+    let stat = String::from_utf8_lossy(&std::fs::read(thread.join("stat")).ok()?).into_owned();
+    // The name before it may hold anything. State, parent, group, session, terminal, its group, flags.
+    let flags: u32 = stat.rsplit_once(')')?.1.split_whitespace().nth(6)?.parse().ok()?;
+    let status = String::from_utf8_lossy(&std::fs::read(thread.join("status")).ok()?).into_owned();
+    let mut pending = status.lines().filter_map(|line| line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:")));
+    let killed = pending.any(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & SIGKILL != 0));
+    Some(flags & ENDING == 0 && !killed)
 }
 
 /// What is known of a process but its life.
