@@ -104,7 +104,8 @@ fn start(args: &Args) -> Result<core::convert::Infallible, Refusal> {
     command.arg0(name).args(arguments);
     command.env("LD_PRELOAD", with_library(library.path(), std::env::var_os("LD_PRELOAD").as_deref()));
     if args.explain {
-        command.env("CUDA_IPC_EXPLAIN", "1");
+        // Which of all the processes is the program itself: that one says so if it never used UCX.
+        command.env("CUDA_IPC_EXPLAIN", std::process::id().to_string());
     }
     let level = args.log.unwrap_or_else(Level::of_environment);
     if args.log.is_some() {

@@ -88,8 +88,12 @@ fn the_program_gets_the_library_its_arguments_and_its_exit_code() {
     // Options after the program are the program's.
     assert_eq!(run(quiet(&["printf", "%s|", "--explain", "-x", "--", "a b"])), (0, "--explain|-x|--|a b|".to_owned(), String::new()));
     assert_eq!(run(shell("echo $0$CUDA_IPC_EXPLAIN$CUDA_IPC_LOG")), (0, "sh\n".to_owned(), String::new()));
-    let explained = run(quiet(&["--explain", "--log", "debug", "sh", "-c", "echo $CUDA_IPC_EXPLAIN $CUDA_IPC_LOG"]));
-    assert_eq!(explained, (0, "1 debug\n".to_owned(), String::new()));
+    // Of all that run, the program itself says that there was nothing to explain.
+    let script = "import os, subprocess; subprocess.call('true'); print(os.getpid(), os.environ['CUDA_IPC_EXPLAIN'], os.environ['CUDA_IPC_LOG']); exit(3)";
+    let (code, out, err) = run(quiet(&["--explain", "--log", "debug", "python3", "-c", script]));
+    let pid = out.split(' ').next().unwrap_or_default();
+    assert_eq!((code, out.as_str()), (3, format!("{pid} {pid} debug\n").as_str()));
+    assert_eq!(err, format!("cuda-ipc: EXPLAIN process {pid} never loaded UCX's CUDA module, so there was nothing to do\n"));
 }
 
 #[test]

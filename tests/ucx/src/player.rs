@@ -179,6 +179,13 @@ impl Player {
         }
     }
 
+    /// Lets the process end by exit(3), which runs what is to be run at the end, and waits for that. What it has logged in its life.
+    pub(crate) fn exit(&mut self) -> Outcome<String> {
+        self.ask("exit")?;
+        self.end()?;
+        std::fs::read_to_string(&self.log).map_err(|error| format!("{}: {error}", self.log.display()))
+    }
+
     fn note(&self, line: &str) {
         let mut transcript = self.transcript.lock().unwrap_or_else(PoisonError::into_inner);
         transcript.push_str(line);

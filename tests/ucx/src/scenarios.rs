@@ -4,6 +4,7 @@ mod library;
 mod matrix;
 mod memory;
 mod peers;
+mod reports;
 mod segments;
 mod settings;
 
@@ -63,7 +64,10 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     now("settings/stream-destroyed", "UCX ends while its copies run, and their memory is freed", settings::stream_destroyed),
     now("settings/freed-while-copied", "a copy outlives what it reads", settings::freed_while_copied),
     now("settings/region-destroyed", "UCX takes a region down while a copy uses it", settings::region_destroyed_in_use),
-    now("settings/reloc", "UCM's relocating hooks cost the lane at most", settings::relocating_hooks),
+    now("reports/explain", "at its end a process says what was shared, imported and refused, if asked", reports::explain),
+    now("reports/quiet", "otherwise it says what was lost, once, and nothing else", reports::quiet),
+    now("reports/reloc", "UCM's relocating hooks cost the lane at most, and are named", reports::relocating_hooks),
+    now("reports/deepbind", "a module that is bound past the library costs the lane at most, and is named", reports::deepbind),
     now("memory/back-by-sweep", "memory is back within 500 ms of a free that nobody reports", memory::back_by_sweep),
     now("memory/back-by-event", "and within 20 ms plus unmapping of one that UCM reports", memory::back_by_event),
     now("memory/create-after-free", "what is free can be had at once, what was freed soon after", memory::create_after_free),
