@@ -57,7 +57,7 @@ extern "C" fn at_exit() {
             if is_wanted {
                 report::say(&format_args!("{}", text(made())));
             }
-        } else if wish == std::process::id().to_string() {
+        } else if is_wanted && wish == std::process::id().to_string() {
             report::say(&format_args!("EXPLAIN process {wish} never loaded UCX's CUDA module, so there was nothing to do"));
         }
     }));
