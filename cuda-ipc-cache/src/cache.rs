@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_driver_sys::CUdevice;
-use cuda_ipc_core::importer::{Bell, Deadline, ImportErrorKind, Peer};
+use cuda_ipc_core::importer::{Bell, ConnectOptions, Deadline, ImportErrorKind, Peer};
 use cuda_ipc_core::key::{Key, KeyKind, Nonce};
 use cuda_ipc_core::sys::ProcessLife;
 use cuda_ipc_core::sys::driver::Cuda;
@@ -42,6 +42,8 @@ pub struct CacheOptions {
     pub keep_idle: bool,
     /// Whether a thread unmaps what exporters have freed and what dead peers have left. If not, [`Cache::trim`] is the caller's to call.
     pub sweep: bool,
+    /// Whether a key of this very process gets a window like any other. If not, it is an error that says to use the pointer itself.
+    pub own_keys: bool,
     /// How long a refused peer is left alone at first; doubles with each refusal.
     pub first_backoff: Duration,
     /// How long it is left alone at most.
@@ -57,6 +59,7 @@ impl Default for CacheOptions {
             max_address_space: 1 << 46,
             keep_idle: true,
             sweep: true,
+            own_keys: false,
             first_backoff: Duration::from_millis(100),
             last_backoff: Duration::from_secs(30),
         }
@@ -304,7 +307,8 @@ impl Shared {
             return Err(fail(CacheErrorKind::Refused(refusal)));
         }
         // No lock while the exporter is being reached. Two threads may both reach it; one of the two peers is kept.
-        let peer = Peer::connect(key, deadline).map_err(|error| {
+        let options = ConnectOptions::default().with_own_keys(self.options.own_keys);
+        let peer = Peer::connect_with(key, &options, deadline).map_err(|error| {
             self.counters.refused.fetch_add(1, Ordering::Relaxed);
             // What may pass by itself is no verdict, and "use the pointer itself" is none on the peer.
             if !error.retryable() && error.kind != ImportErrorKind::OwnProcess {

@@ -186,12 +186,19 @@ impl Importing {
 
     fn cache(&self) -> Arc<Cache> {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        cache.get_or_insert_with(|| Arc::new(Cache::with_drain(self.cuda, CacheOptions::default(), self.streams.clone()))).clone()
+        cache.get_or_insert_with(|| Arc::new(Cache::with_drain(self.cuda, options(), self.streams.clone()))).clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, Aliases> {
         self.aliases.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// UCX has asked to import, and does not know whose key it is; so one of this process gets a window, too.
+fn options() -> CacheOptions {
+    let mut options = CacheOptions::default();
+    options.own_keys = true;
+    options
 }
 
 const fn looks_like_alias(handle: u64) -> bool {

@@ -56,7 +56,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     now("peers/pid-namespaces", "two containers' process 1 on one device are two processes", peers::pid_namespaces),
     now("peers/two-devices", "two devices of a process use a peer's memory, from before and from later", peers::two_devices),
     now("peers/dead-key-first", "a first key of somebody who has ended does not cost the lane to others", peers::dead_key_first),
-    now("peers/own-key", "a process opens its own key", peers::own_key),
+    now("peers/own-key", "a process that opens its own key copies on the device, as without the library", peers::own_key),
     now("peers/ends", "memory of a peer that has ended comes back, and its successor is another", peers::peer_ends),
     now("settings/cache-off", "UCX_CUDA_IPC_CACHE=n", settings::cache_off),
     now("settings/cache-of-one", "UCX_CUDA_IPC_CACHE_MAX_REGIONS=1", settings::cache_of_one),
