@@ -26,6 +26,8 @@ pub(crate) struct Setup {
     pub(crate) hooks: bool,
     /// In a PID namespace of its own, as its process 1.
     pub(crate) namespace: bool,
+    /// There as its process 2, the first one being a shell.
+    pub(crate) second: bool,
     /// Another release than the one under test.
     pub(crate) wheel: Option<Wheel>,
 }
@@ -48,6 +50,11 @@ impl Setup {
 
     pub(crate) fn namespace(mut self) -> Self {
         self.namespace = true;
+        self
+    }
+
+    pub(crate) fn second_in_namespace(mut self) -> Self {
+        (self.namespace, self.second) = (true, true);
         self
     }
 

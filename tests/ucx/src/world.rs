@@ -98,7 +98,12 @@ impl World {
         let program = setup.wheel.as_ref().unwrap_or(&self.wheel).program();
         let mut command = if setup.namespace {
             let mut command = Command::new("unshare");
-            command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]).arg(program);
+            command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
+            if setup.second {
+                // A shell that has something to do afterwards starts a process.
+                command.args(["sh", "-c", "\"$0\"; exit $?"]);
+            }
+            command.arg(program);
             command
         } else {
             Command::new(program)

@@ -35,9 +35,20 @@ pub(super) fn other_releases(world: &mut World) -> Outcome {
     Ok(())
 }
 
-/// Two containers, each with a process 1, on one GPU: UCX 1.20 takes them for one process where memory has the same uuid.
+/// Two containers, each with a process 1, on one GPU. UCX before 1.21 takes two processes of one number for one, and cuda_ipc does not go to itself; where
+/// UCX can tell, the lane is there.
 pub(super) fn pid_namespaces(world: &mut World) -> Outcome {
-    let (mut a, mut b) = world.pair(Setup::preload().namespace(), Setup::preload().namespace())?;
+    let can_tell = world.wheel.is_at_least("1.21");
+    apart(world, Setup::preload().namespace(), Setup::preload().namespace(), can_tell)
+}
+
+/// Two containers whose processes have different numbers: the lane, by the broker.
+pub(super) fn other_pid_namespaces(world: &mut World) -> Outcome {
+    apart(world, Setup::preload().namespace(), Setup::preload().second_in_namespace(), true)
+}
+
+fn apart(world: &mut World, a: Setup, b: Setup, by_the_lane: bool) -> Outcome {
+    let (mut a, mut b) = world.pair(a, b)?;
     let base = a.segment(CHUNK, 3, 8 * CHUNK, POSIX_FD)?;
     // The same addresses mean something else in the other process, if they mean anything.
     a.fill(base, 3 * CHUNK, 1, 0)?;
@@ -53,7 +64,7 @@ pub(super) fn pid_namespaces(world: &mut World) -> Outcome {
     b.fill(buffer.address, CHUNK, 3, 0)?;
     b.transfer(Way::Put, &remote, CHUNK, buffer, CHUNK)?;
     a.check(base + CHUNK, CHUNK, 3, 0)?;
-    world.notes.push(if route.is_lane() { "lane".to_owned() } else { "other route".to_owned() });
+    expect(route.is_lane() == by_the_lane, &format!("read by `{}`", route.0))?;
     a.is_clean()?;
     b.is_clean()
 }
@@ -136,6 +147,27 @@ pub(super) fn own_key(world: &mut World) -> Outcome {
     a.fill(buffer.address, CHUNK, 2, 0)?;
     a.transfer(Way::Put, &remote, CHUNK, buffer, CHUNK)?;
     a.check(base + CHUNK, CHUNK, 2, 0)?;
+    a.is_clean()
+}
+
+/// The same below UCP: cuda_ipc opens the key, and what it gets is a window.
+pub(super) fn own_window(world: &mut World) -> Outcome {
+    let [mut a] = world.players([("a", Setup::preload())])?;
+    let before = a.used_bytes(0)?;
+    let base = a.segment(CHUNK, 3, 8 * CHUNK, POSIX_FD)?;
+    a.fill(base, 3 * CHUNK, 1, 0)?;
+    let opened = a.numbers(&format!("own_key {base} {}", 3 * CHUNK))?;
+    expect(a.counters()?.imports == 3, "not three chunks imported")?;
+    if let [1, local] = opened[..] {
+        expect(local != base, "it is the pointer itself")?;
+        a.check(local, 3 * CHUNK, 1, 0)?;
+        a.fill(local + CHUNK, CHUNK, 2, 0)?;
+        a.check(base + CHUNK, CHUNK, 2, 0)?;
+        world.notes.push("by its pointer".to_owned());
+    }
+    // It holds what is freed no longer than a peer's window does.
+    a.unmap(base, 2 * CHUNK)?;
+    expect(a.wait_for_used(0, before + CHUNK, 2000)?.is_some(), "what was freed does not come back")?;
     a.is_clean()
 }
 
