@@ -57,6 +57,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     now("peers/other-namespaces", "processes of two PID namespaces have the lane by the broker", peers::other_pid_namespaces),
     now("peers/two-devices", "two devices of a process use a peer's memory, from before and from later", peers::two_devices),
     now("peers/dead-key-first", "a first key of somebody who has ended does not cost the lane to others", peers::dead_key_first),
+    now("peers/neighbour-killed", "one of two peers is killed while bytes of both move", peers::neighbour_killed),
     now("peers/own-key", "a process that opens its own key copies on the device, as without the library", peers::own_key),
     now("peers/own-window", "a process whose cuda_ipc opens its own key has a window of it", peers::own_window),
     now("peers/ends", "memory of a peer that has ended comes back, and its successor is another", peers::peer_ends),

@@ -171,6 +171,49 @@ pub(super) fn own_window(world: &mut World) -> Outcome {
     a.is_clean()
 }
 
+/// Of two peers one is killed while bytes of both move. The other one's transfers, keys and new memory are as before.
+pub(super) fn neighbour_killed(world: &mut World) -> Outcome {
+    world.set("FAKE_CUDA_ASYNC", "150");
+    let [mut a, mut b, mut c] = world.players([("a", Setup::preload()), ("b", Setup::preload()), ("c", Setup::preload())])?;
+    connect(&mut a, &mut b)?;
+    connect(&mut c, &mut b)?;
+    let buffers: Vec<Local> = (0..6).map(|_| b.buffer(3 * CHUNK)).collect::<Outcome<_>>()?;
+    let before = b.used_bytes(0)?;
+    let mut remotes = Vec::new();
+    for (seed, player) in [(1, &mut a), (2, &mut c)] {
+        let base = player.segment(CHUNK, 3, 8 * CHUNK, POSIX_FD)?;
+        player.fill(base, 3 * CHUNK, seed, 0)?;
+        let shared = player.share(base, 3 * CHUNK)?;
+        let remote = b.open(player, &shared)?;
+        b.read(&remote, 0, buffers[0], 3 * CHUNK, seed, 0)?;
+        remotes.push(remote);
+    }
+    let [of_a, of_c] = remotes.as_slice() else { return Err("two keys".to_owned()) };
+    let mut flying = Vec::new();
+    for (number, &local) in buffers.iter().enumerate() {
+        let (remote, seed) = if number % 2 == 0 { (of_a, 1) } else { (of_c, 2) };
+        flying.push((b.begin(Way::Get, remote, 0, local, 3 * CHUNK)?, seed, local));
+    }
+    super::kill(i32::try_from(c.pid()).map_err(|error| error.to_string())?);
+    drop(c);
+    // What was under way has its memory until it is done.
+    for (transfer, seed, local) in flying {
+        b.finish(&transfer)?;
+        b.check(local.address, 3 * CHUNK, seed, 0)?;
+        expect(transfer.route.is_lane(), &format!("went by `{}`", transfer.route.0))?;
+    }
+    expect(b.wait_for_used(0, before + 3 * CHUNK, 2000)?.is_some(), "the memory of the killed process does not come back")?;
+    b.finds_it_gone(of_c, 0, buffers[0], CHUNK)?;
+    b.read(of_a, 100, buffers[0], 3 * CHUNK - 100, 1, 100)?;
+    let base = a.segment(CHUNK, 2, 4 * CHUNK, POSIX_FD)?;
+    a.fill(base, 2 * CHUNK, 3, 0)?;
+    let shared = a.share(base, 2 * CHUNK)?;
+    let new = b.open(&a, &shared)?;
+    b.read(&new, 0, buffers[1], 2 * CHUNK, 3, 0)?;
+    a.is_clean()?;
+    b.is_clean()
+}
+
 /// A peer ends; what it had comes back, and its successor is somebody else.
 pub(super) fn peer_ends(world: &mut World) -> Outcome {
     let [mut a, mut b] = world.players([("a", Setup::preload()), ("b", Setup::preload())])?;
