@@ -52,6 +52,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         "memory that comes again at its addresses under a living registration is read at once",
         segments::sleep_and_wake,
     ),
+    now("segments/failed-read", "a read of what is gone is an error, or with UCX 1.18 the end of the process", segments::failed_read),
     now("peers/other-releases", "peers with other releases of UCX get right bytes", peers::other_releases),
     now("peers/pid-namespaces", "two containers' process 1 on one device are two processes", peers::pid_namespaces),
     now("peers/other-namespaces", "processes of two PID namespaces have the lane by the broker", peers::other_pid_namespaces),
