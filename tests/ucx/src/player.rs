@@ -20,6 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) struct Setup {
     /// With the preload library.
     pub(crate) preload: bool,
+    /// Started by `cuda-ipc run`, which sees to the library and to reads.
+    pub(crate) by_command: bool,
     /// The device's ordinal.
     pub(crate) device: u32,
     /// With UCM's hooks in the driver, which is UCX's default and takes a second to start.
@@ -41,6 +43,11 @@ impl Setup {
     /// UCX alone.
     pub(crate) fn stock() -> Self {
         Self::default()
+    }
+
+    /// By `cuda-ipc run`.
+    pub(crate) fn by_command() -> Self {
+        Self { by_command: true, ..Self::default() }
     }
 
     pub(crate) fn hooks(mut self) -> Self {

@@ -37,6 +37,28 @@ fn use_the_lane(a: &mut Player, b: &mut Player) -> Outcome {
     b.finds_it_gone(&remote, 0, buffer, 3 * CHUNK)
 }
 
+/// `cuda-ipc run` is all that it takes: reads by the lane on a machine without NVLink, which UCX would not do, and a report. With NVLinks nothing is set.
+pub(super) fn by_command(world: &mut World) -> Outcome {
+    for (links, notes) in [("0", 1), ("4", 0)] {
+        world.set("FAKE_NVML_LINKS", links);
+        let (mut a, mut b) = world.pair(Setup::by_command(), Setup::by_command())?;
+        use_the_lane(&mut a, &mut b)?;
+        for (mut player, part) in [(a, "exported: 1 keys"), (b, "imported: 1 keys")] {
+            let said = player.exit()?;
+            line(&said, part)?;
+            let set = ours(&said).iter().filter(|line| line.contains("UCX_CUDA_IPC_ENABLE_GET_ZCOPY=y is set")).count();
+            expect(set == notes, &format!("with {links} links: {said}"))?;
+        }
+    }
+    // Without the command's setting UCX does not read so: that this is the reason is what is tested here.
+    world.set("FAKE_NVML_LINKS", "0");
+    world.set("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "n");
+    let (mut a, mut b) = world.pair(Setup::by_command(), Setup::by_command())?;
+    let refused = use_the_lane(&mut a, &mut b);
+    expect(refused.is_err_and(|error| error.contains("read by")), "UCX reads by the lane although it may not")?;
+    line(&b.exit()?, "WARN UCX_CUDA_IPC_ENABLE_GET_ZCOPY=n").map(drop)
+}
+
 /// With the report.
 pub(super) fn explain(world: &mut World) -> Outcome {
     world.set("CUDA_IPC_EXPLAIN", "1");
