@@ -28,7 +28,7 @@ use refusals::Refusals;
 use sweeper::Thoroughness;
 
 /// Settings of a [`Cache`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CacheOptions {
     /// Bytes that may stay mapped. Idle windows make room, least recently used first; what is leased is counted, and stays even beyond the limit until its
@@ -42,12 +42,12 @@ pub struct CacheOptions {
     pub keep_idle: bool,
     /// Whether a thread unmaps what exporters have freed and what dead peers have left. If not, [`Cache::trim`] is the caller's to call.
     pub sweep: bool,
-    /// Whether a key of this very process gets a window like any other. If not, it is an error that says to use the pointer itself.
-    pub own_keys: bool,
     /// How long a refused peer is left alone at first; doubles with each refusal.
     pub first_backoff: Duration,
     /// How long it is left alone at most.
     pub last_backoff: Duration,
+    /// By which ways exporters may be reached.
+    pub connect: ConnectOptions,
 }
 
 impl Default for CacheOptions {
@@ -59,9 +59,9 @@ impl Default for CacheOptions {
             max_address_space: 1 << 46,
             keep_idle: true,
             sweep: true,
-            own_keys: false,
             first_backoff: Duration::from_millis(100),
             last_backoff: Duration::from_secs(30),
+            connect: ConnectOptions::default(),
         }
     }
 }
@@ -307,8 +307,7 @@ impl Shared {
             return Err(fail(CacheErrorKind::Refused(refusal)));
         }
         // No lock while the exporter is being reached. Two threads may both reach it; one of the two peers is kept.
-        let options = ConnectOptions::default().with_own_keys(self.options.own_keys);
-        let peer = Peer::connect_with(key, &options, deadline).map_err(|error| {
+        let peer = Peer::connect_with(key, &self.options.connect, deadline).map_err(|error| {
             self.counters.refused.fetch_add(1, Ordering::Relaxed);
             // What may pass by itself is no verdict, and "use the pointer itself" is none on the peer.
             if !error.retryable() && error.kind != ImportErrorKind::OwnProcess {

@@ -197,7 +197,7 @@ impl Importing {
 /// UCX has asked to import, and does not know whose key it is; so one of this process gets a window, too.
 fn options() -> CacheOptions {
     let mut options = CacheOptions::default();
-    options.own_keys = true;
+    options.connect.own_keys = true;
     options
 }
 

@@ -44,13 +44,24 @@ enum Level {
 
 /// Counts `cause`, and says `text` the first time; each time at level `debug`.
 pub(crate) fn warn(cause: Cause, text: &Arguments<'_>) {
+    let first = note(cause, text);
+    if is_said(first) {
+        say(&format_args!("WARN {text}"));
+    }
+}
+
+/// Counts `cause`, and remembers the first text for the report at exit. Whether this is the first.
+fn note(cause: Cause, text: &Arguments<'_>) -> bool {
     let first = COUNTS.get(cause as usize).is_some_and(|count| count.fetch_add(1, Relaxed) == 0);
     if first && let Some(slot) = FIRST.get(cause as usize) {
         let _ = slot.set(text.to_string());
     }
-    if (first && level() >= Level::Warn) || level() >= Level::Debug {
-        say(&format_args!("WARN {text}"));
-    }
+    first
+}
+
+/// Whether a warning is said that is the first of its kind, or is not.
+fn is_said(first: bool) -> bool {
+    level() >= if first { Level::Warn } else { Level::Debug }
 }
 
 /// Says what may be worth knowing about this process, at level `info`.

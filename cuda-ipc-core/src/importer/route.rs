@@ -69,12 +69,6 @@ pub struct ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// These, with keys of this process reached or not.
-    #[must_use]
-    pub fn with_own_keys(self, own_keys: bool) -> Self {
-        Self { own_keys, ..self }
-    }
-
     /// These, with another route.
     #[must_use]
     pub fn with_route(self, route: Route) -> Self {

@@ -250,7 +250,7 @@ fn a_key_of_this_very_process_gets_a_window_if_asked() {
     memory.map(CHUNK, CHUNK, 2).unwrap();
     let base = memory.base();
     let export = exporter.export(base, 2 * CHUNK).unwrap();
-    let cache = world.cache(|options| (options.own_keys, options.sweep) = (true, false));
+    let cache = world.cache(|options| (options.connect.own_keys, options.sweep) = (true, false));
     let window = cache.window(&export.key(), 0, true, soon()).unwrap();
     let lease = window.lease(base, 2 * CHUNK, soon()).unwrap();
     assert_ne!(lease.address(), base);
