@@ -1,8 +1,8 @@
 //! The `cuda-ipc` program: shows, inspects and measures sharing of CUDA memory between processes.
 //!
 //! This file is the command line; what a command does is in the module of its name. Standard output carries a command's report and nothing else, so that it
-//! can be piped; progress, notes and errors go to standard error. Exit codes: 0 done, 1 failed, 64 used wrongly; doctor's
-//! say how good the lane is.
+//! can be piped; progress, notes and errors go to standard error. Exit codes: 0 done, 1 failed, 64 used wrongly; doctor's say how good the
+//! lane is, and those of `run` are in its module.
 
 #![deny(unsafe_code)]
 
@@ -21,6 +21,7 @@ mod output;
 mod pattern;
 mod peer_process;
 mod progress;
+mod run;
 mod size;
 
 use std::process::ExitCode;
@@ -47,6 +48,7 @@ enum Command {
     Demo(demo::Args),
     Doctor(doctor::Args),
     Inspect(inspect::Args),
+    Run(run::Args),
     Bench(bench::Args),
     /// (started by the commands above)
     #[command(hide = true)]
@@ -93,6 +95,7 @@ fn main() -> ExitCode {
             }
         },
         Command::Inspect(args) => inspect::run(&args),
+        Command::Run(args) => return run::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Child { role } => {
             return peer_process::serve(match role {

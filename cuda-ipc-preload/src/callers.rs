@@ -39,6 +39,12 @@ pub(crate) fn is_ucx(address: usize) -> bool {
     known(address)
 }
 
+/// Whether a UCX CUDA module has been seen, or is there now.
+pub(crate) fn is_loaded() -> bool {
+    read();
+    STARTS.iter().any(|start| start.load(Acquire) != 0)
+}
+
 fn known(address: usize) -> bool {
     STARTS.iter().zip(&ENDS).any(|(start, end)| {
         let start = start.load(Acquire);
@@ -159,7 +165,7 @@ pub(crate) fn symbol_of(module: &'static [u8], symbol: &CStr) -> *mut c_void {
 }
 
 /// `libuct_cuda.so…`, also with a suffix before `.so`, but no other module.
-fn is_ucx_module(path: &[u8]) -> bool {
+pub(crate) fn is_ucx_module(path: &[u8]) -> bool {
     let file = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
     file.starts_with(b"libuct_cuda") && file.windows(3).any(|part| part == b".so")
 }

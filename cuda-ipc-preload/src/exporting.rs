@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use cuda_ipc_core::exporter::{Exporter, ExporterOptions};
+use cuda_ipc_core::exporter::{Exporter, ExporterOptions, ExporterStats};
 use cuda_ipc_core::key::Key;
 use cuda_ipc_core::reason::NoIpc;
 use cuda_ipc_core::sys::driver::{Cuda, PointerFacts};
@@ -91,6 +91,11 @@ impl Exporting {
     /// The nonce of this process's keys, if it has exported anything.
     pub(crate) fn nonce(&self) -> Option<u64> {
         self.exporter.get()?.as_ref().map(|exporter| exporter.nonce().0)
+    }
+
+    /// What was exported, if anything.
+    pub(crate) fn stats(&self) -> Option<ExporterStats> {
+        self.exporter.get()?.as_ref().map(Exporter::stats)
     }
 
     /// The memory in this range is about to be unmapped.

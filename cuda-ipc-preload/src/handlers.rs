@@ -14,6 +14,7 @@
 
 use core::ffi::{c_int, c_ulonglong, c_void};
 use core::panic::AssertUnwindSafe;
+use core::sync::atomic::Ordering::Relaxed;
 use std::panic::catch_unwind;
 
 use cuda_driver_sys::*;
@@ -24,10 +25,10 @@ use crate::exporting::FABRIC;
 use crate::names::{COUNT, Name};
 use crate::notes::notes;
 use crate::parts::in_parts;
-use crate::report;
 use crate::route::real;
 use crate::state::{State, state};
 use crate::uuid;
+use crate::{bypass, explain, report};
 
 /// A handler's address.
 #[derive(Clone, Copy)]
@@ -166,6 +167,8 @@ unsafe extern "C" fn cuMemExportToShareableHandle(
     {
         return match exported {
             Ok(key) => {
+                explain::EXPORTED.fetch_add(1, Relaxed);
+                report::debug(&format_args!("exported {:#x}+{:#x}, asked for {address:#x}", key.base, key.len));
                 // SAFETY: the output of a fabric export is 64 bytes of the caller's.
                 unsafe { shareable.cast::<[u8; KEY_LEN]>().write_unaligned(key.encode()) };
                 CUresult::CUDA_SUCCESS
@@ -190,10 +193,19 @@ unsafe extern "C" fn cuMemImportFromShareableHandle(
         // SAFETY: a fabric handle is 64 bytes of the caller's, at any alignment.
         let bytes = unsafe { shareable.cast::<[u8; KEY_LEN]>().read_unaligned() };
         if let Ok(key) = Key::decode(&bytes)
+            && let Some(found) = bypass::look()
+        {
+            // Its next calls would bring our handle to the driver.
+            report::warn(report::Cause::Bypassed, &format_args!("the lane to process {} is lost: {found}", key.pid));
+            return CUresult::CUDA_ERROR_INVALID_VALUE;
+        }
+        if let Ok(key) = Key::decode(&bytes)
             && let Some(imported) = ours(|state| Some(state.importing.import(&key)))
         {
             return match imported {
                 Ok(alias) => {
+                    explain::IMPORTED.fetch_add(1, Relaxed);
+                    report::debug(&format_args!("imported {:#x}+{:#x} of process {}", key.base, key.len, key.pid));
                     // SAFETY: not null, so an output of the caller's.
                     unsafe { *handle = alias };
                     CUresult::CUDA_SUCCESS

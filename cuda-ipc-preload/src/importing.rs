@@ -10,11 +10,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_driver_sys::CUresult;
-use cuda_ipc_cache::{Cache, CacheError, CacheOptions, Hold, IntervalIndex, Lease, Window};
+use cuda_ipc_cache::{Cache, CacheError, CacheOptions, CacheStats, Hold, IntervalIndex, Lease, Window};
 use cuda_ipc_core::importer::Deadline;
 use cuda_ipc_core::key::Key;
 use cuda_ipc_core::sys::driver::{Cuda, Stream};
 
+use crate::explain;
 use crate::notes::notes;
 use crate::streams::Streams;
 
@@ -149,7 +150,11 @@ impl Importing {
         let mut leases: Vec<Lease<'_>> = Vec::with_capacity(found.len());
         for (window, address, len) in &found {
             let remote = window.base() + (address - window.local_address()?);
-            let lease = window.try_lease(remote, *len).map_or_else(
+            explain::BYTES.fetch_add(*len, Ordering::Relaxed);
+            let hit = window.try_lease(remote, *len);
+            let count = if hit.is_some() { &explain::HITS } else { &explain::MISSES };
+            count.fetch_add(1, Ordering::Relaxed);
+            let lease = hit.map_or_else(
                 || {
                     // A miss may have to wait for a lease to end; not for one of this very copy.
                     let holding: Vec<&Lease<'_>> = leases.iter().collect();
@@ -173,14 +178,27 @@ impl Importing {
         self.streams.destroyed(stream);
     }
 
+    /// What was imported, if anything. Waits for nobody.
+    pub(crate) fn stats(&self) -> Option<CacheStats> {
+        let cache = self.cache.try_lock().ok()?.clone();
+        cache.map(|cache| cache.stats())
+    }
+
     fn cache(&self) -> Arc<Cache> {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        cache.get_or_insert_with(|| Arc::new(Cache::with_drain(self.cuda, CacheOptions::default(), self.streams.clone()))).clone()
+        cache.get_or_insert_with(|| Arc::new(Cache::with_drain(self.cuda, options(), self.streams.clone()))).clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, Aliases> {
         self.aliases.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// UCX has asked to import, and does not know whose key it is; so one of this process gets a window, too.
+fn options() -> CacheOptions {
+    let mut options = CacheOptions::default();
+    options.connect.own_keys = true;
+    options
 }
 
 const fn looks_like_alias(handle: u64) -> bool {

@@ -9,13 +9,16 @@
 //! - `handlers.rs`: the answers to UCX, each with the signature of its driver function.
 //! - `exporting.rs`, `importing.rs`: the two sides behind them, on top of cuda-ipc-core's exporter and cuda-ipc-cache's windows.
 //! - `streams.rs`: running copies. `parts.rs`: how a long one is submitted. `uuid.rs`: the device in a key. `ucm.rs`: frees that UCM reports.
-//! - `notes.rs`: what belongs together of a thread's calls. `report.rs`: what is said.
+//! - `notes.rs`: what belongs together of a thread's calls.
+//! - `report.rs`: what is said. `explain.rs`: the report at exit. `bypass.rs`: whether UCX's calls come here.
 //!
 //! Inert where libuct_cuda is not loaded: no thread, no socket, no output.
 
 #![deny(unsafe_code)]
 
+mod bypass;
 mod callers;
+mod explain;
 mod exporting;
 mod handlers;
 mod importing;

@@ -8,7 +8,7 @@ use cuda_ipc_core::sys::spawn_quiet;
 use crate::callers;
 use crate::exporting::Exporting;
 use crate::importing::Importing;
-use crate::{report, ucm};
+use crate::{bypass, explain, report, ucm};
 
 /// See the module's documentation.
 pub(crate) struct State {
@@ -27,6 +27,9 @@ pub(crate) fn state() -> Option<&'static State> {
             let opened = opened.inspect_err(|error| report::warn(report::Cause::NoDriver, &format_args!("{error}")));
             // In a thread of its own: this may be a call from inside one of UCM's callbacks, under the lock that registering another one waits for.
             let _ = spawn_quiet("cuda-ipc-ucm", ucm::listen);
+            explain::begin();
+            report::info(&format_args!("UCX's CUDA module is used in process {}, and its calls come here", std::process::id()));
+            bypass::foretell();
             opened.ok().map(|cuda| State { exporting: Exporting::new(cuda), importing: Importing::new(cuda) })
         })
         .as_ref()

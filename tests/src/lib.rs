@@ -4,6 +4,7 @@ pub mod apart;
 pub mod child;
 pub mod driver;
 pub mod exporter;
+pub mod follow;
 pub mod hooked;
 pub mod importer;
 pub mod interleave;

@@ -9,7 +9,7 @@ pub(crate) const USAGE: &str = "[--all-ucx] [--ucx VERSION]... [--scenario PART_
 
 /// Runs the scenarios that the arguments ask for.
 pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<ExitCode, Failure> {
-    workspace.cargo(&format!("build --package ucx-tests --package cuda-ipc-preload {FAKE_PACKAGES}")).run()?;
+    workspace.cargo(&format!("build --package ucx-tests --package cuda-ipc-preload --package cuda-ipc-cli {FAKE_PACKAGES}")).run()?;
     let program = workspace.target.join("debug/ucx-tests");
     workspace.shell.cmd(program).args(args).run()?;
     Ok(ExitCode::SUCCESS)

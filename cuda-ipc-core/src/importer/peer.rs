@@ -47,7 +47,7 @@ impl Peer {
     pub fn connect_with(key: &Key, options: &ConnectOptions, deadline: Deadline) -> Result<Self, ImportError> {
         let fail = |step, kind| ImportError { step, kind, pid: key.pid, address: key.base, stuck_bytes: 0 };
         let token = fork::token().map_err(|error| fail(ImportStep::Key, ImportErrorKind::Syscall(error)))?;
-        judge(key).map_err(|kind| fail(ImportStep::Key, kind))?;
+        judge(key, options.own_keys).map_err(|kind| fail(ImportStep::Key, kind))?;
         if deadline.is_over() {
             return Err(fail(ImportStep::OpenPeer, ImportErrorKind::DeadlineOver));
         }
@@ -197,8 +197,8 @@ fn fetch_table(key: &Key, token: u64) -> Result<(ProcessFd, ProcessFd), ImportEr
 }
 
 /// What the key alone says about reaching its exporter.
-fn judge(key: &Key) -> Result<(), ImportErrorKind> {
-    if own_nonces_contain(key.nonce) {
+fn judge(key: &Key, own_keys: bool) -> Result<(), ImportErrorKind> {
+    if !own_keys && own_nonces_contain(key.nonce) {
         return Err(ImportErrorKind::OwnProcess);
     }
     if HostId::from_boot_id(pidfd_sys::boot_id().map_err(ImportErrorKind::Pidfd)?) != key.host {

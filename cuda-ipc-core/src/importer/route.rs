@@ -64,6 +64,8 @@ pub struct ConnectOptions {
     pub socket_dir: Option<PathBuf>,
     /// Users besides this process's own whose exporters are believed, as this user namespace numbers them.
     pub allowed_uids: Vec<u32>,
+    /// Whether a key of this very process is reached like any other, instead of being an error that says to use the pointer itself.
+    pub own_keys: bool,
 }
 
 impl ConnectOptions {

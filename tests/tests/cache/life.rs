@@ -237,6 +237,39 @@ fn a_key_of_this_very_process_is_no_peer() {
     world.close(cache);
 }
 
+/// Unless that is asked for, as a caller does who cannot use the pointer itself.
+#[test]
+fn a_key_of_this_very_process_gets_a_window_if_asked() {
+    let Some(world) = enter(test_name!(a_key_of_this_very_process_gets_a_window_if_asked)) else { return };
+    use cuda_ipc_core::exporter::{Exporter, ExporterOptions};
+    use cuda_ipc_tests::{memory::Memory, pattern};
+    let cuda = world.importer.cuda;
+    let exporter = Exporter::new(world.importer.core, ExporterOptions::default()).unwrap();
+    let mut memory = Memory::reserve(cuda, 8 * CHUNK, 0).unwrap();
+    memory.map(0, CHUNK, 1).unwrap();
+    memory.map(CHUNK, CHUNK, 2).unwrap();
+    let base = memory.base();
+    let export = exporter.export(base, 2 * CHUNK).unwrap();
+    let cache = world.cache(|options| (options.connect.own_keys, options.sweep) = (true, false));
+    let window = cache.window(&export.key(), 0, true, soon()).unwrap();
+    let lease = window.lease(base, 2 * CHUNK, soon()).unwrap();
+    assert_ne!(lease.address(), base);
+    pattern::check(&cuda, lease.address(), 0, CHUNK, 1).unwrap();
+    pattern::check(&cuda, lease.address() + CHUNK, 0, CHUNK, 2).unwrap();
+    pattern::fill(&cuda, lease.address(), CHUNK, 3).unwrap();
+    pattern::check(&cuda, base, 0, CHUNK, 3).unwrap();
+    drop(lease);
+    // It lives and dies as a peer's memory does.
+    exporter.retire(base + CHUNK, CHUNK);
+    memory.unmap(CHUNK).unwrap();
+    let error = window.lease(base + CHUNK, CHUNK, soon()).unwrap_err();
+    assert_eq!(error.kind, CacheErrorKind::NoChunk);
+    assert_eq!(cache.trim(), CHUNK);
+    assert_eq!((cache.stats().chunks, cache.stats().peers), (1, 1));
+    drop((window, export, exporter, memory));
+    world.close(cache);
+}
+
 /// An exporter killed and started again, at the same base.
 fn restart(world: &World, remote: Remote, base: u64) -> (Remote, RemoteMemory, Rkey) {
     remote.kill();

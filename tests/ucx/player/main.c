@@ -110,6 +110,9 @@ static void run(char *line)
     if (command == NULL) {
         command = find(TRANSFER_COMMANDS, words[0]);
     }
+    if (command == NULL) {
+        command = find(TRANSPORT_COMMANDS, words[0]);
+    }
     if (command == NULL || command->arguments != count - 1) {
         refuse(-1, "no such command, or not so many arguments");
         return;

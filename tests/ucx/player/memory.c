@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/types.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 /* Of the driver API, written down from its manual: what this file needs, by names of ours. */
@@ -383,6 +384,36 @@ static void do_fork(char **argument)
     answer("%d", (int)child);
 }
 
+/* fork_exit: a child that ends at once as a program does, with all that happens then; its status. */
+static void do_fork_exit(char **argument)
+{
+    pid_t child = fork();
+    int status = -1;
+
+    (void)argument;
+    if (child == 0) {
+        exit(0);
+    }
+    waitpid(child, &status, 0);
+    answer("%d", status);
+}
+
+/* exit: the end as a program has it, unlike the end of the input. */
+static void do_exit(char **argument)
+{
+    (void)argument;
+    answer("%s", "");
+    exit(0);
+}
+
+/* deepbind FILE: loads a module so that it looks for functions in what it depends on before anywhere else. */
+static void do_deepbind(char **argument)
+{
+    if (dlopen(argument[0], RTLD_LAZY | RTLD_LOCAL | RTLD_DEEPBIND) == NULL) {
+        refuse(-1, dlerror());
+    }
+}
+
 const struct command MEMORY_COMMANDS[] = {
     {"use", 1, do_use},
     {"alloc", 1, do_alloc},
@@ -403,5 +434,8 @@ const struct command MEMORY_COMMANDS[] = {
     {"async", 1, do_async},
     {"let_go", 0, do_let_go},
     {"fork", 0, do_fork},
+    {"fork_exit", 0, do_fork_exit},
+    {"exit", 0, do_exit},
+    {"deepbind", 1, do_deepbind},
     {NULL, 0, NULL},
 };

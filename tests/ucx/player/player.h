@@ -20,6 +20,7 @@ struct command {
 /* The commands of each file; the last one has no name. */
 extern const struct command MEMORY_COMMANDS[];
 extern const struct command TRANSFER_COMMANDS[];
+extern const struct command TRANSPORT_COMMANDS[];
 
 /* Answers the running command. Once. */
 void answer(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -203,7 +203,11 @@ fn find_built(folder: &Path) -> Outcome<Built> {
     if !preload.is_file() {
         return Err(format!("{} was not built: cargo build -p cuda-ipc-preload", preload.display()));
     }
-    Ok(Built { driver, preload })
+    let command = folder.join("cuda-ipc");
+    if !command.is_file() {
+        return Err(format!("{} was not built: cargo build -p cuda-ipc-cli", command.display()));
+    }
+    Ok(Built { driver, preload, command })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -20,12 +20,16 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) struct Setup {
     /// With the preload library.
     pub(crate) preload: bool,
+    /// Started by `cuda-ipc run`, which sees to the library and to reads.
+    pub(crate) by_command: bool,
     /// The device's ordinal.
     pub(crate) device: u32,
     /// With UCM's hooks in the driver, which is UCX's default and takes a second to start.
     pub(crate) hooks: bool,
     /// In a PID namespace of its own, as its process 1.
     pub(crate) namespace: bool,
+    /// There as its process 2, the first one being a shell.
+    pub(crate) second: bool,
     /// Another release than the one under test.
     pub(crate) wheel: Option<Wheel>,
 }
@@ -41,6 +45,11 @@ impl Setup {
         Self::default()
     }
 
+    /// By `cuda-ipc run`.
+    pub(crate) fn by_command() -> Self {
+        Self { by_command: true, ..Self::default() }
+    }
+
     pub(crate) fn hooks(mut self) -> Self {
         self.hooks = true;
         self
@@ -48,6 +57,11 @@ impl Setup {
 
     pub(crate) fn namespace(mut self) -> Self {
         self.namespace = true;
+        self
+    }
+
+    pub(crate) fn second_in_namespace(mut self) -> Self {
+        (self.namespace, self.second) = (true, true);
         self
     }
 
@@ -182,6 +196,13 @@ impl Player {
             Ok(status) => Err(format!("{}: {status}", self.name)),
             Err(error) => Err(format!("{}: {error}", self.name)),
         }
+    }
+
+    /// Lets the process end by exit(3), which runs what is to be run at the end, and waits for that. What it has logged in its life.
+    pub(crate) fn exit(&mut self) -> Outcome<String> {
+        self.ask("exit")?;
+        self.end()?;
+        std::fs::read_to_string(&self.log).map_err(|error| format!("{}: {error}", self.log.display()))
     }
 
     fn note(&self, line: &str) {

@@ -4,6 +4,7 @@ mod library;
 mod matrix;
 mod memory;
 mod peers;
+mod reports;
 mod segments;
 mod settings;
 
@@ -51,11 +52,15 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         "memory that comes again at its addresses under a living registration is read at once",
         segments::sleep_and_wake,
     ),
+    now("segments/failed-read", "a read of what is gone is an error, or with UCX 1.18 the end of the process", segments::failed_read),
     now("peers/other-releases", "peers with other releases of UCX get right bytes", peers::other_releases),
     now("peers/pid-namespaces", "two containers' process 1 on one device are two processes", peers::pid_namespaces),
+    now("peers/other-namespaces", "processes of two PID namespaces have the lane by the broker", peers::other_pid_namespaces),
     now("peers/two-devices", "two devices of a process use a peer's memory, from before and from later", peers::two_devices),
     now("peers/dead-key-first", "a first key of somebody who has ended does not cost the lane to others", peers::dead_key_first),
-    now("peers/own-key", "a process opens its own key", peers::own_key),
+    now("peers/neighbour-killed", "one of two peers is killed while bytes of both move", peers::neighbour_killed),
+    now("peers/own-key", "a process that opens its own key copies on the device, by whichever way", peers::own_key),
+    now("peers/own-window", "a process whose cuda_ipc opens its own key has a window of it", peers::own_window),
     now("peers/ends", "memory of a peer that has ended comes back, and its successor is another", peers::peer_ends),
     now("settings/cache-off", "UCX_CUDA_IPC_CACHE=n", settings::cache_off),
     now("settings/cache-of-one", "UCX_CUDA_IPC_CACHE_MAX_REGIONS=1", settings::cache_of_one),
@@ -63,7 +68,11 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     now("settings/stream-destroyed", "UCX ends while its copies run, and their memory is freed", settings::stream_destroyed),
     now("settings/freed-while-copied", "a copy outlives what it reads", settings::freed_while_copied),
     now("settings/region-destroyed", "UCX takes a region down while a copy uses it", settings::region_destroyed_in_use),
-    now("settings/reloc", "UCM's relocating hooks cost the lane at most", settings::relocating_hooks),
+    now("reports/run", "cuda-ipc run is all that it takes, where there is an NVLink and where not", reports::by_command),
+    now("reports/explain", "at its end a process says what was shared, imported and refused, if asked", reports::explain),
+    now("reports/quiet", "otherwise it says what was lost, once, and nothing else", reports::quiet),
+    now("reports/reloc", "UCM's relocating hooks cost the lane at most, and are named", reports::relocating_hooks),
+    now("reports/deepbind", "a module that is bound past the library costs the lane at most, and is named", reports::deepbind),
     now("memory/back-by-sweep", "memory is back within 500 ms of a free that nobody reports", memory::back_by_sweep),
     now("memory/back-by-event", "and within 20 ms plus unmapping of one that UCM reports", memory::back_by_event),
     now("memory/create-after-free", "what is free can be had at once, what was freed soon after", memory::create_after_free),

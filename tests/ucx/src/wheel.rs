@@ -10,7 +10,7 @@ use crate::Outcome;
 /// The releases and their hashes.
 const LIST: &str = include_str!("../wheels.txt");
 /// The program's sources, in the folder `player` of this package.
-const SOURCES: [&str; 3] = ["main.c", "memory.c", "transfer.c"];
+const SOURCES: [&str; 4] = ["main.c", "memory.c", "transfer.c", "transport.c"];
 
 /// A release that is listed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -121,7 +121,7 @@ impl Wheel {
         cc.args("-std=c11 -O2 -Wall -Wextra -Werror".split(' ')).arg("-isystem").arg(self.ucx().join("include"));
         cc.args(SOURCES.map(|file| sources.join(file))).arg("-o").arg(self.program());
         // UCX's own libraries depend on each other by names that only the search path of a run resolves.
-        cc.arg("-L").arg(self.ucx().join("lib")).args(["-lucp", "-lucs", "-ldl", "-Wl,--allow-shlib-undefined"]);
+        cc.arg("-L").arg(self.ucx().join("lib")).args(["-lucp", "-luct", "-lucs", "-ldl", "-Wl,--allow-shlib-undefined"]);
         run(&mut cc)
     }
 }

@@ -19,6 +19,8 @@ pub(crate) struct Built {
     pub(crate) driver: PathBuf,
     /// The preload library.
     pub(crate) preload: PathBuf,
+    /// The `cuda-ipc` program.
+    pub(crate) command: PathBuf,
 }
 
 /// See the module's documentation.
@@ -98,7 +100,16 @@ impl World {
         let program = setup.wheel.as_ref().unwrap_or(&self.wheel).program();
         let mut command = if setup.namespace {
             let mut command = Command::new("unshare");
-            command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]).arg(program);
+            command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
+            if setup.second {
+                // A shell that has something to do afterwards starts a process.
+                command.args(["sh", "-c", "\"$0\"; exit $?"]);
+            }
+            command.arg(program);
+            command
+        } else if setup.by_command {
+            let mut command = Command::new(&self.built.command);
+            command.args(["run", "--explain", "--"]).arg(program);
             command
         } else {
             Command::new(program)
@@ -128,8 +139,10 @@ impl World {
         }
         command.env("LD_LIBRARY_PATH", search).env("FAKE_CUDA_DIR", &self.folder);
         command.env("UCX_TLS", "cuda_ipc,cuda_copy,sm,self").env("UCX_LOG_FILE", "stderr").env("UCX_PROTO_INFO", "y");
-        // Without it UCX reads by this lane only where there is an NVLink.
-        command.env("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "y");
+        if !setup.by_command {
+            // Without it UCX reads by this lane only where there is an NVLink.
+            command.env("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "y");
+        }
         if !setup.hooks {
             // What UCX remembers of memory is right only if the hooks tell it what is new, so it does without where they cannot be set, as is done here.
             command.env("UCX_MEM_CUDA_HOOK_MODE", "none").env("UCX_MEMTYPE_CACHE", "n").env("UCX_RCACHE_ENABLE", "n");

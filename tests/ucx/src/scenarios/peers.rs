@@ -35,9 +35,20 @@ pub(super) fn other_releases(world: &mut World) -> Outcome {
     Ok(())
 }
 
-/// Two containers, each with a process 1, on one GPU: UCX 1.20 takes them for one process where memory has the same uuid.
+/// Two containers, each with a process 1, on one GPU. UCX before 1.21 takes two processes of one number for one, and cuda_ipc does not go to itself; where
+/// UCX can tell, the lane is there.
 pub(super) fn pid_namespaces(world: &mut World) -> Outcome {
-    let (mut a, mut b) = world.pair(Setup::preload().namespace(), Setup::preload().namespace())?;
+    let can_tell = world.wheel.is_at_least("1.21");
+    apart(world, Setup::preload().namespace(), Setup::preload().namespace(), can_tell)
+}
+
+/// Two containers whose processes have different numbers: the lane, by the broker.
+pub(super) fn other_pid_namespaces(world: &mut World) -> Outcome {
+    apart(world, Setup::preload().namespace(), Setup::preload().second_in_namespace(), true)
+}
+
+fn apart(world: &mut World, a: Setup, b: Setup, by_the_lane: bool) -> Outcome {
+    let (mut a, mut b) = world.pair(a, b)?;
     let base = a.segment(CHUNK, 3, 8 * CHUNK, POSIX_FD)?;
     // The same addresses mean something else in the other process, if they mean anything.
     a.fill(base, 3 * CHUNK, 1, 0)?;
@@ -53,7 +64,7 @@ pub(super) fn pid_namespaces(world: &mut World) -> Outcome {
     b.fill(buffer.address, CHUNK, 3, 0)?;
     b.transfer(Way::Put, &remote, CHUNK, buffer, CHUNK)?;
     a.check(base + CHUNK, CHUNK, 3, 0)?;
-    world.notes.push(if route.is_lane() { "lane".to_owned() } else { "other route".to_owned() });
+    expect(route.is_lane() == by_the_lane, &format!("read by `{}`", route.0))?;
     a.is_clean()?;
     b.is_clean()
 }
@@ -123,7 +134,7 @@ pub(super) fn dead_key_first(world: &mut World) -> Outcome {
     b.is_clean()
 }
 
-/// A process that opens its own key.
+/// A process that opens its own key. UCX 1.21 takes cuda_ipc for that, and then there is a window; others copy on the device as they do without the library.
 pub(super) fn own_key(world: &mut World) -> Outcome {
     let [mut a] = world.players([("a", Setup::preload())])?;
     let address = a.ask("address")?;
@@ -136,11 +147,77 @@ pub(super) fn own_key(world: &mut World) -> Outcome {
     let remote = a.open_at("a", &shared)?;
     let route = a.transfer(Way::Get, &remote, 100, buffer, 3 * CHUNK - 100)?;
     a.check(buffer.address, 3 * CHUNK - 100, 1, 100)?;
+    expect(route.is_lane() || route.0.contains("zero-copy cuda_copy/"), &format!("read by `{}`", route.0))?;
+    expect(a.counters()?.imports == if route.is_lane() { 3 } else { 0 }, "not the chunks imported that the route needs")?;
     a.fill(buffer.address, CHUNK, 2, 0)?;
     a.transfer(Way::Put, &remote, CHUNK, buffer, CHUNK)?;
     a.check(base + CHUNK, CHUNK, 2, 0)?;
-    world.notes.push(if route.is_lane() { "lane".to_owned() } else { "other route".to_owned() });
+    world.notes.push(if route.is_lane() { "lane".to_owned() } else { "cuda_copy".to_owned() });
     a.is_clean()
+}
+
+/// The same below UCP: cuda_ipc opens the key, and what it gets is a window.
+pub(super) fn own_window(world: &mut World) -> Outcome {
+    let [mut a] = world.players([("a", Setup::preload())])?;
+    let before = a.used_bytes(0)?;
+    let base = a.segment(CHUNK, 3, 8 * CHUNK, POSIX_FD)?;
+    a.fill(base, 3 * CHUNK, 1, 0)?;
+    let opened = a.numbers(&format!("own_key {base} {}", 3 * CHUNK))?;
+    expect(a.counters()?.imports == 3, "not three chunks imported")?;
+    if let [1, local] = opened[..] {
+        expect(local != base, "it is the pointer itself")?;
+        a.check(local, 3 * CHUNK, 1, 0)?;
+        a.fill(local + CHUNK, CHUNK, 2, 0)?;
+        a.check(base + CHUNK, CHUNK, 2, 0)?;
+        world.notes.push("by its pointer".to_owned());
+    }
+    // It holds what is freed no longer than a peer's window does.
+    a.unmap(base, 2 * CHUNK)?;
+    expect(a.wait_for_used(0, before + CHUNK, 2000)?.is_some(), "what was freed does not come back")?;
+    a.is_clean()
+}
+
+/// Of two peers one is killed while bytes of both move. The other one's transfers, keys and new memory are as before.
+pub(super) fn neighbour_killed(world: &mut World) -> Outcome {
+    world.set("FAKE_CUDA_ASYNC", "150");
+    let [mut a, mut b, mut c] = world.players([("a", Setup::preload()), ("b", Setup::preload()), ("c", Setup::preload())])?;
+    connect(&mut a, &mut b)?;
+    connect(&mut c, &mut b)?;
+    let buffers: Vec<Local> = (0..6).map(|_| b.buffer(3 * CHUNK)).collect::<Outcome<_>>()?;
+    let before = b.used_bytes(0)?;
+    let mut remotes = Vec::new();
+    for (seed, player) in [(1, &mut a), (2, &mut c)] {
+        let base = player.segment(CHUNK, 3, 8 * CHUNK, POSIX_FD)?;
+        player.fill(base, 3 * CHUNK, seed, 0)?;
+        let shared = player.share(base, 3 * CHUNK)?;
+        let remote = b.open(player, &shared)?;
+        b.read(&remote, 0, buffers[0], 3 * CHUNK, seed, 0)?;
+        remotes.push(remote);
+    }
+    let [of_a, of_c] = remotes.as_slice() else { return Err("two keys".to_owned()) };
+    let mut flying = Vec::new();
+    for (number, &local) in buffers.iter().enumerate() {
+        let (remote, seed) = if number % 2 == 0 { (of_a, 1) } else { (of_c, 2) };
+        flying.push((b.begin(Way::Get, remote, 0, local, 3 * CHUNK)?, seed, local));
+    }
+    super::kill(i32::try_from(c.pid()).map_err(|error| error.to_string())?);
+    drop(c);
+    // What was under way has its memory until it is done.
+    for (transfer, seed, local) in flying {
+        b.finish(&transfer)?;
+        b.check(local.address, 3 * CHUNK, seed, 0)?;
+        expect(transfer.route.is_lane(), &format!("went by `{}`", transfer.route.0))?;
+    }
+    expect(b.wait_for_used(0, before + 3 * CHUNK, 2000)?.is_some(), "the memory of the killed process does not come back")?;
+    b.finds_it_gone(of_c, 0, buffers[0], CHUNK)?;
+    b.read(of_a, 100, buffers[0], 3 * CHUNK - 100, 1, 100)?;
+    let base = a.segment(CHUNK, 2, 4 * CHUNK, POSIX_FD)?;
+    a.fill(base, 2 * CHUNK, 3, 0)?;
+    let shared = a.share(base, 2 * CHUNK)?;
+    let new = b.open(&a, &shared)?;
+    b.read(&new, 0, buffers[1], 2 * CHUNK, 3, 0)?;
+    a.is_clean()?;
+    b.is_clean()
 }
 
 /// A peer ends; what it had comes back, and its successor is somebody else.

@@ -160,3 +160,26 @@ pub(super) fn sleep_and_wake(world: &mut World) -> Outcome {
     a.is_clean()?;
     b.is_clean()
 }
+
+/// A read of memory that is gone fails, and the next one of other memory works. UCX 1.18 has no way to fail a read and ends the process.
+pub(super) fn failed_read(world: &mut World) -> Outcome {
+    let (mut a, mut b) = world.pair(Setup::preload().hooks(), Setup::preload())?;
+    let buffer = b.buffer(2 * CHUNK)?;
+    let base = a.segment(CHUNK, 4, 8 * CHUNK, POSIX_FD)?;
+    a.fill(base, 4 * CHUNK, 1, 0)?;
+    let shared = a.share(base, 4 * CHUNK)?;
+    let remote = b.open(&a, &shared)?;
+    b.read(&remote, 0, buffer, 2 * CHUNK, 1, 0)?;
+    a.unmap(base + 2 * CHUNK, 2 * CHUNK)?;
+    let read = b.try_transfer(Way::Get, &remote, 2 * CHUNK, buffer, CHUNK);
+    if !b.survives_failed_reads {
+        let log = std::fs::read_to_string(&b.log).map_err(|error| error.to_string())?;
+        world.notes.push("the process is ended by UCX".to_owned());
+        return if read.is_err() && log.contains("not implemented") { Ok(()) } else { Err(format!("it lives: {read:?}")) };
+    }
+    if let Ok(route) = read? {
+        return Err(format!("a read of memory that is gone went by `{}`", route.0));
+    }
+    b.read(&remote, 0, buffer, 2 * CHUNK, 1, 0)?;
+    b.is_clean()
+}

@@ -124,18 +124,3 @@ fn re_created_while_copied(world: &mut World, next_len: u64) -> Outcome {
     a.is_clean()?;
     b.is_clean()
 }
-
-/// UCM's other way to hook, with which the preload library does not see all calls: right bytes, by whatever route.
-pub(super) fn relocating_hooks(world: &mut World) -> Outcome {
-    world.set("UCX_MEM_CUDA_HOOK_MODE", "reloc");
-    let (mut a, mut b) = world.pair(Setup::preload().hooks(), Setup::preload().hooks())?;
-    let buffer = b.buffer(3 * CHUNK)?;
-    let base = a.segment(CHUNK, 3, 8 * CHUNK, POSIX_FD)?;
-    a.fill(base, 3 * CHUNK, 1, 0)?;
-    let shared = a.share(base, 3 * CHUNK)?;
-    let remote = b.open(&a, &shared)?;
-    let route = b.transfer(Way::Get, &remote, 0, buffer, 3 * CHUNK)?;
-    b.check(buffer.address, 3 * CHUNK, 1, 0)?;
-    world.notes.push(if route.is_lane() { "lane".to_owned() } else { "other route".to_owned() });
-    b.is_clean()
-}
