@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_driver_sys::CUdevice;
-use cuda_ipc_core::importer::{Bell, Deadline, ImportErrorKind, Peer};
+use cuda_ipc_core::importer::{Bell, ConnectOptions, Deadline, ImportErrorKind, Peer};
 use cuda_ipc_core::key::{Key, KeyKind, Nonce};
 use cuda_ipc_core::sys::ProcessLife;
 use cuda_ipc_core::sys::driver::Cuda;
@@ -28,7 +28,7 @@ use refusals::Refusals;
 use sweeper::Thoroughness;
 
 /// Settings of a [`Cache`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CacheOptions {
     /// Bytes that may stay mapped. Idle windows make room, least recently used first; what is leased is counted, and stays even beyond the limit until its
@@ -46,6 +46,8 @@ pub struct CacheOptions {
     pub first_backoff: Duration,
     /// How long it is left alone at most.
     pub last_backoff: Duration,
+    /// By which ways exporters may be reached.
+    pub connect: ConnectOptions,
 }
 
 impl Default for CacheOptions {
@@ -59,6 +61,7 @@ impl Default for CacheOptions {
             sweep: true,
             first_backoff: Duration::from_millis(100),
             last_backoff: Duration::from_secs(30),
+            connect: ConnectOptions::default(),
         }
     }
 }
@@ -304,7 +307,7 @@ impl Shared {
             return Err(fail(CacheErrorKind::Refused(refusal)));
         }
         // No lock while the exporter is being reached. Two threads may both reach it; one of the two peers is kept.
-        let peer = Peer::connect(key, deadline).map_err(|error| {
+        let peer = Peer::connect_with(key, &self.options.connect, deadline).map_err(|error| {
             self.counters.refused.fetch_add(1, Ordering::Relaxed);
             // What may pass by itself is no verdict, and "use the pointer itself" is none on the peer.
             if !error.retryable() && error.kind != ImportErrorKind::OwnProcess {
