@@ -7,10 +7,13 @@ use std::process::ExitCode;
 
 #[cfg(feature = "codegen")]
 mod bindgen;
+#[cfg(feature = "codegen")]
+mod cbindgen;
 mod demo;
 mod driver;
 mod fuzz;
 mod gen_bindings;
+mod gen_headers;
 mod no_std;
 mod test;
 mod tidy;
@@ -53,6 +56,14 @@ const TASKS: &[Task] = &[
         help: "make cuda-driver-sys/src/bindings.rs from the pinned CUDA headers, or check it",
         run: gen_bindings::run,
     },
+    Task {
+        name: "gen-headers",
+        usage: gen_headers::USAGE,
+        help: "make cuda-ipc-ffi/include/cuda_ipc.h and the list of its symbols, or check them",
+        run: gen_headers::run,
+    },
+    #[cfg(feature = "codegen")]
+    Task { name: "cbindgen", usage: cbindgen::USAGE, help: "(a step of gen-headers)", run: cbindgen::run },
     #[cfg(feature = "codegen")]
     Task { name: "bindgen", usage: bindgen::USAGE, help: "(a step of gen-bindings)", run: bindgen::run },
 ];

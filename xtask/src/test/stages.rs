@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 
 use crate::driver::{FakeDriver, Profile};
 use crate::workspace::{Failure, Workspace};
-use crate::{demo, fuzz, gen_bindings, no_std, tidy, ucx};
+use crate::{demo, fuzz, gen_bindings, gen_headers, no_std, tidy, ucx};
 
 /// One stage.
 pub(super) struct Stage {
@@ -36,6 +36,7 @@ pub(super) const STAGES: &[Stage] = &[
     Stage { name: "doctests", help: "the examples in the documentation", slow: false, run: doctests },
     Stage { name: "no-std", help: "the no_std crates link and run without std and allocator", slow: false, run: no_std },
     Stage { name: "bindings", help: "the CUDA types are what the pinned headers give", slow: true, run: bindings },
+    Stage { name: "headers", help: "the C header and its list of symbols are what the sources give", slow: true, run: headers },
     Stage { name: "loom", help: "every interleaving of the small concurrency models", slow: true, run: loom },
     Stage { name: "fuzz", help: "each fuzz target for some seconds", slow: true, run: fuzz },
     Stage { name: "ucx", help: "UCX releases with the preload library (all of them: cargo xtask ucx --all-ucx)", slow: true, run: ucx },
@@ -130,6 +131,11 @@ fn bindings(workspace: &Workspace) -> Outcome {
     gen_bindings::run(workspace, &["--check".to_owned()])?;
     // The generator itself is in no default build, so no other stage sees it.
     workspace.cargo("clippy --quiet --package xtask --features codegen -- -D warnings").run()?;
+    Ok(Done::Passed)
+}
+
+fn headers(workspace: &Workspace) -> Outcome {
+    gen_headers::run(workspace, &["--check".to_owned()])?;
     Ok(Done::Passed)
 }
 
