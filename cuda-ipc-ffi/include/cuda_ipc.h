@@ -1126,9 +1126,9 @@ cuda_ipc_status_t cuda_ipc_last_error(struct cuda_ipc_error_t *error);
  * Leases `[address, address + length)`, addresses of the exporter: the memory that is there now, mapped here until the lease ends.
  *
  * The range may be any part of the reservation that the window's key names, also memory that the exporter has added later. `*local_address` is where it is in this
- * process. A hit costs some tens of nanoseconds: no lock, system call, driver call or allocation. Where chunks are not mapped yet, or were replaced, they are
- * imported by the calling thread; `timeout_ns` is how long that may take in all, in nanoseconds. With 0 nothing is imported and nobody waited for: a hit, or
- * `CUDA_IPC_WOULD_BLOCK`. End the lease when the work that uses the address is complete, not when it was submitted.
+ * process. A hit costs some tens of nanoseconds: no lock, system call, driver call or allocation (but where a thread takes its first lease, or more are held at a
+ * time than ever before). Where chunks are not mapped yet, or were replaced, they are imported by the calling thread; `timeout_ns` is how long that may take
+ * in all, in nanoseconds. With 0 nothing is imported and nobody waited for: a hit, or `CUDA_IPC_WOULD_BLOCK`. End the lease when the work that uses the address is complete, not when it was submitted.
  *
  * Errors: `CUDA_IPC_WOULD_BLOCK`; `CUDA_IPC_ERR_NO_CHUNK` if there is no live memory at an address of the range (other ranges go on working);
  * `CUDA_IPC_ERR_RANGE`, `CUDA_IPC_ERR_WINDOW_CLOSED`, `CUDA_IPC_ERR_KEPT_CHANGING` and others from -100 to -199; `CUDA_IPC_ERR_NULL`,

@@ -1,6 +1,6 @@
 //! Leases: the calls that a transport makes for each transfer.
 //!
-//! A hit makes no lock, system call, driver call or allocation: it takes a place (`leases.rs`), finds the window (`windows.rs`) and takes the cache's lease.
+//! A hit makes no lock, system call, driver call or allocation, but for the place of a thread's first lease: it takes a place (`leases.rs`), finds the window (`windows.rs`) and takes the cache's lease.
 //! The clock is read only by a miss.
 //!
 //! # Safety
@@ -18,14 +18,14 @@ use crate::handles::{cuda_ipc_lease_t, cuda_ipc_window_t};
 use crate::import::deadline;
 use crate::leases;
 use crate::status::*;
-use crate::windows::{self, Target};
+use crate::windows::{self, View};
 
 /// Leases `[address, address + length)`, addresses of the exporter: the memory that is there now, mapped here until the lease ends.
 ///
 /// The range may be any part of the reservation that the window's key names, also memory that the exporter has added later. `*local_address` is where it is in this
-/// process. A hit costs some tens of nanoseconds: no lock, system call, driver call or allocation. Where chunks are not mapped yet, or were replaced, they are
-/// imported by the calling thread; `timeout_ns` is how long that may take in all, in nanoseconds. With 0 nothing is imported and nobody waited for: a hit, or
-/// `CUDA_IPC_WOULD_BLOCK`. End the lease when the work that uses the address is complete, not when it was submitted.
+/// process. A hit costs some tens of nanoseconds: no lock, system call, driver call or allocation (but where a thread takes its first lease, or more are held at a
+/// time than ever before). Where chunks are not mapped yet, or were replaced, they are imported by the calling thread; `timeout_ns` is how long that may take
+/// in all, in nanoseconds. With 0 nothing is imported and nobody waited for: a hit, or `CUDA_IPC_WOULD_BLOCK`. End the lease when the work that uses the address is complete, not when it was submitted.
 ///
 /// Errors: `CUDA_IPC_WOULD_BLOCK`; `CUDA_IPC_ERR_NO_CHUNK` if there is no live memory at an address of the range (other ranges go on working);
 /// `CUDA_IPC_ERR_RANGE`, `CUDA_IPC_ERR_WINDOW_CLOSED`, `CUDA_IPC_ERR_KEPT_CHANGING` and others from -100 to -199; `CUDA_IPC_ERR_NULL`,
@@ -50,12 +50,12 @@ pub unsafe extern "C" fn cuda_ipc_lease(
         let local = unsafe { Out::new(local_address, "local_address") }?;
         let id = window.decode()?;
         let claim = leases::claim(id.place)?;
-        let parts = match &windows::get(&claim, id)?.target {
-            Target::Mirror(window) => match window.try_lease(address, length) {
+        let parts = match windows::view(&claim, id)? {
+            View::Mirror(window) => match window.try_lease(address, length) {
                 Some(lease) => lease.into_parts(),
                 None => miss(window, address, length, timeout_ns, &[])?,
             },
-            Target::Own { base, len, .. } => own(*base, *len, address, length)?,
+            View::Own(base, len) => own(base, len, address, length)?,
         };
         local.write(parts.address);
         out.write(cuda_ipc_lease_t { id: claim.publish(parts) });
@@ -90,15 +90,15 @@ pub unsafe extern "C" fn cuda_ipc_lease_holding(
         let holding = unsafe { Bytes::values(holding, count, "holding") }?;
         let id = window.decode()?;
         let claim = leases::claim(id.place)?;
-        let parts = match &windows::get(&claim, id)?.target {
-            Target::Mirror(window) => {
+        let parts = match windows::view(&claim, id)? {
+            View::Mirror(window) => {
                 let held: Vec<LeaseParts> = holding.iter().filter_map(|lease| leases::peek(lease.decode().ok()?, id.place)).collect();
                 match window.try_lease(address, length) {
                     Some(lease) => lease.into_parts(),
                     None => miss(window, address, length, timeout_ns, &held)?,
                 }
             }
-            Target::Own { base, len, .. } => own(*base, *len, address, length)?,
+            View::Own(base, len) => own(base, len, address, length)?,
         };
         local.write(parts.address);
         out.write(cuda_ipc_lease_t { id: claim.publish(parts) });
@@ -113,9 +113,7 @@ pub unsafe extern "C" fn cuda_ipc_lease_holding(
 pub extern "C" fn cuda_ipc_lease_end(lease: cuda_ipc_lease_t) -> cuda_ipc_status_t {
     boundary!({
         let (claim, parts) = leases::end(lease.decode()?)?;
-        if let Some(entry) = windows::of_lease(&claim)
-            && let Target::Mirror(window) = &entry.target
-        {
+        if let Some(window) = windows::of_lease(&claim) {
             drop(Lease::from_parts(window, parts));
         }
         let closed = windows::is_closed(&claim);

@@ -4,10 +4,10 @@
 //! once, and the entry goes at once if no claim names it, else when one of the next calls that come here finds that none does any more.
 //!
 //! # Safety
-//! The unsafe here is the pointer. Made from a `Box` by [`open`], read only under a claim on its place and while its place's word says that it is open or
-//! that the claim is older than its closing, and turned back into the `Box` by [`reap`], which runs after the place was closed and only when no claim names
-//! it. That the reader's claim and the closer's mark cannot miss each other is shown in `leases.rs`. A claim taken after the mark finds the place closed and does
-//! not read the pointer.
+//! The unsafe here is the pointer, and the one beside it to the window that the entry keeps. An entry is made from a `Box` by [`open`], read only under a claim
+//! on its place and while the place's word says that it is open or the claim is older than its closing, and turned back into the `Box` by [`reap`], which
+//! runs after the place was closed and only when no claim names it. That the reader's claim and the closer's mark cannot miss each other is shown in
+//! `leases.rs`. A claim taken after the mark finds the place closed and does not read the pointers.
 
 #![allow(unsafe_code)]
 
@@ -51,12 +51,15 @@ pub(crate) enum Target {
     },
 }
 
-/// A place for a window.
+/// A place for a window: half a cache line, which is all that a hit reads before it is in the cache's own window.
 #[derive(Debug)]
+#[repr(align(32))]
 struct Place {
     /// Generation, and in the lowest bit whether it is open.
     word: AtomicU64,
     entry: AtomicPtr<Entry>,
+    /// The window in the entry; null if that shows memory of this process.
+    window: AtomicPtr<Window>,
 }
 
 const OPEN: u64 = 1;
@@ -85,6 +88,8 @@ pub(crate) fn open(entry: Entry) -> Result<u64, Failure> {
     // Under the lock, which the closing of all windows of a context takes after it has said so.
     let taken = if entry.context.is_destroyed() { Err(Failure::plain(STALE)) } else { take_place(&mut books) };
     let opened = taken.map(|(at, place)| {
+        let window = if let Target::Mirror(window) = &entry.target { Arc::as_ptr(window) } else { ptr::null() };
+        place.window.store(window.cast_mut(), Release);
         place.entry.store(Box::into_raw(entry), Release);
         let generation = place.word.load(Relaxed) >> 1;
         place.word.store(generation << 1 | OPEN, SeqCst);
@@ -100,7 +105,8 @@ fn take_place(books: &mut Books) -> Result<(u32, &'static Place), Failure> {
     let at = match books.free.pop() {
         Some(at) => at,
         None => {
-            let new = || Place { word: AtomicU64::new(1 << 1), entry: AtomicPtr::new(ptr::null_mut()) };
+            let new =
+                || Place { word: AtomicU64::new(1 << 1), entry: AtomicPtr::new(ptr::null_mut()), window: AtomicPtr::new(ptr::null_mut()) };
             if books.used == PLACES_OF_WINDOWS.len() && !PLACES_OF_WINDOWS.grow(books.used, PLACES, new) {
                 return Err(full);
             }
@@ -111,25 +117,54 @@ fn take_place(books: &mut Books) -> Result<(u32, &'static Place), Failure> {
     Ok((at, PLACES_OF_WINDOWS.get(at).ok_or(full)?))
 }
 
-/// The window of a handle, if it is open, for as long as `claim` lives.
-#[inline]
+/// A window as a lease needs it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum View<'c> {
+    /// Another process's reservation.
+    Mirror(&'c Window),
+    /// Memory of this process: its reservation's first address and length.
+    Own(u64, u64),
+}
+
+/// The entry of a handle, if it is open, for as long as `claim` lives.
 pub(crate) fn get(claim: &Claim, id: Id) -> Result<&Entry, Failure> {
-    let place = PLACES_OF_WINDOWS.get(id.place).ok_or(UNKNOWN)?;
-    // After the claim, and sequentially consistent: see `leases.rs`.
-    if place.word.load(SeqCst) != id.generation << 1 | OPEN || claim.window() != id.place {
-        return Err(Failure::plain(STALE));
-    }
+    let place = open_place(claim, id)?;
     // SAFETY: the claim names this place and the place was open after it was made, so nobody frees the entry before the claim is gone. The pointer was
     // stored before the place was opened.
     Ok(unsafe { &*place.entry.load(Acquire) })
 }
 
-/// The window of a lease that is being ended: open or closed, its entry is there.
+/// As [`get`], without a look at the entry.
 #[inline]
-pub(crate) fn of_lease(claim: &Claim) -> Option<&Entry> {
+pub(crate) fn view(claim: &Claim, id: Id) -> Result<View<'_>, Failure> {
+    let place = open_place(claim, id)?;
+    // SAFETY: as in `get`; the window is the entry's, which keeps it.
+    match unsafe { place.window.load(Acquire).as_ref() } {
+        Some(window) => Ok(View::Mirror(window)),
+        None => match &get(claim, id)?.target {
+            Target::Own { base, len, .. } => Ok(View::Own(*base, *len)),
+            Target::Mirror(window) => Ok(View::Mirror(window)),
+        },
+    }
+}
+
+#[inline]
+fn open_place(claim: &Claim, id: Id) -> Result<&'static Place, Failure> {
+    let place = PLACES_OF_WINDOWS.get(id.place).ok_or(UNKNOWN)?;
+    // After the claim, and sequentially consistent: see `leases.rs`.
+    if place.word.load(SeqCst) != id.generation << 1 | OPEN || claim.window() != id.place {
+        return Err(Failure::plain(STALE));
+    }
+    Ok(place)
+}
+
+/// The cache's window of a lease that is being ended, open or closed; `None` if it is of memory of this process.
+#[inline]
+pub(crate) fn of_lease(claim: &Claim) -> Option<&Window> {
     let place = PLACES_OF_WINDOWS.get(claim.window())?;
-    // SAFETY: the claim was made before its lease was published, which `get` had to find open for; it has stood since, so the entry has too.
-    unsafe { place.entry.load(Acquire).as_ref() }
+    // SAFETY: the claim was made before its lease was published, which `view` had to find open for; it has stood since, so the entry has too, and the entry
+    // keeps the window.
+    unsafe { place.window.load(Acquire).as_ref() }
 }
 
 /// Whether a closed window waits for this claim, as it seems: then [`clear`] is worth the lock.
@@ -205,6 +240,7 @@ fn reap(books: &mut Books) -> Vec<Box<Entry>> {
             return true;
         }
         let Some(place) = PLACES_OF_WINDOWS.get(at) else { return false };
+        place.window.store(ptr::null_mut(), Relaxed);
         let entry = place.entry.swap(ptr::null_mut(), Acquire);
         if !entry.is_null() {
             // SAFETY: made by `open` from a box, and taken out here by the only one, who holds the lock. The place was closed before this look at all

@@ -5,6 +5,8 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::os::unix::process::ExitStatusExt;
+
 mod cc;
 mod symbols;
 
@@ -59,6 +61,20 @@ fn the_abi_does_what_its_header_says() {
     let bench = Bench::new();
     let (exporter, features) = (bench.example("exporter", C99, Link::Dynamic), bench.program("features", C99, Link::Dynamic));
     share(&bench, &exporter, &features, "features: ");
+}
+
+#[test]
+fn a_hit_allocates_nothing_and_makes_no_system_call() {
+    let bench = Bench::new();
+    let (exporter, hit) = (bench.example("exporter", C11, Link::Dynamic), bench.program("hit", C11, Link::Dynamic));
+    // First the proof that the rule forbids anything.
+    let strict = bench.run(&hit, &["strict"]);
+    let killed = strict.status.signal() == Some(libc::SIGKILL);
+    assert!(killed || strict.out.starts_with("strict mode is not to be had"), "{strict:?}");
+    if !killed {
+        println!("skipped: seccomp's strict mode is not to be had here, so system calls are not looked for");
+    }
+    share(&bench, &exporter, &hit, if killed { "hits: 10000, no allocation, no system call\n" } else { "hits: 10000, no allocation" });
 }
 
 #[test]
