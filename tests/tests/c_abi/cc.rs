@@ -20,6 +20,9 @@ pub(crate) const C11: Language = Language { compiler: "gcc", standard: "-std=c11
 pub(crate) const C17: Language = Language { compiler: "gcc", standard: "-std=c17", name: "c" };
 pub(crate) const CXX11: Language = Language { compiler: "g++", standard: "-std=c++11", name: "c++" };
 
+/// Folder of other builds of the libraries than those beside this test.
+const LIBRARIES: &str = "C_ABI_LIBRARIES";
+
 const WARNINGS: [&str; 4] = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"];
 const PKG_CONFIG: &str = include_str!("../../../cuda-ipc-ffi/cuda_ipc.pc.in");
 
@@ -59,9 +62,7 @@ pub(crate) struct Bench {
 impl Bench {
     pub(crate) fn new() -> Self {
         let folder = TestDir::new().unwrap();
-        let exe = std::env::current_exe().unwrap();
-        let has_library = |dir: &&Path| dir.file_name().is_some_and(|name| name != "deps") && dir.join("libcuda_ipc.so").exists();
-        let built = exe.ancestors().skip(1).take(2).find(has_library).expect("cargo build -p cuda-ipc-ffi").to_owned();
+        let built = std::env::var_os(LIBRARIES).map_or_else(beside_this_test, PathBuf::from);
         let libraries = folder.path().join("lib");
         std::fs::create_dir(&libraries).unwrap();
         for name in ["libcuda_ipc.so", "libcuda_ipc.so.0"] {
@@ -89,6 +90,11 @@ impl Bench {
     /// Where an exporter listens.
     pub(crate) fn socket(&self) -> &str {
         &self.socket
+    }
+
+    /// Whether the libraries under test are another build, made with AddressSanitizer.
+    pub(crate) fn has_sanitized_library(&self) -> bool {
+        std::env::var_os(LIBRARIES).is_some()
     }
 
     /// Folder of the built libraries.
@@ -178,6 +184,12 @@ impl Drop for Running {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+fn beside_this_test() -> PathBuf {
+    let exe = std::env::current_exe().unwrap();
+    let has_library = |dir: &&Path| dir.file_name().is_some_and(|name| name != "deps") && dir.join("libcuda_ipc.so").exists();
+    exe.ancestors().skip(1).take(2).find(has_library).expect("cargo build -p cuda-ipc-ffi").to_owned()
 }
 
 /// What the static library needs besides itself.

@@ -89,6 +89,11 @@ fn address_sanitizer_finds_nothing_where_it_would_find_something() {
     let library = bench.run(&overflow, &["library"]);
     assert!(library.err.contains("heap-buffer-overflow") && library.err.contains("WRITE of size 108"), "{library:?}");
     assert!(library.err.contains("cuda_ipc_export_rkey") && library.out.is_empty());
+    if bench.has_sanitized_library() {
+        // Then every access of the library's own is looked at, not only what it has the C library do.
+        let calls = bench.tool("nm", &["-D", bench.built().join("libcuda_ipc.so").to_str().unwrap()]);
+        assert!(calls.contains("U __asan_report_load8"), "the library was not built with AddressSanitizer");
+    }
     if !bench.run(&overflow, &["leak"]).err.contains("detected memory leaks") {
         println!("LeakSanitizer cannot work here (it wants ptrace): leaks are not looked for");
         bench.ignore_leaks();

@@ -38,6 +38,7 @@ pub(super) const STAGES: &[Stage] = &[
     Stage { name: "bindings", help: "the CUDA types are what the pinned headers give", slow: true, run: bindings },
     Stage { name: "headers", help: "the C header and its list of symbols are what the sources give", slow: true, run: headers },
     Stage { name: "dist", help: "the C library as a package: C programs link with what pkg-config says", slow: false, run: dist },
+    Stage { name: "asan", help: "the C ABI's programs with a library that AddressSanitizer is built into", slow: true, run: asan },
     Stage { name: "loom", help: "every interleaving of the small concurrency models", slow: true, run: loom },
     Stage { name: "fuzz", help: "each fuzz target for some seconds", slow: true, run: fuzz },
     Stage { name: "ucx", help: "UCX releases with the preload library (all of them: cargo xtask ucx --all-ucx)", slow: true, run: ucx },
@@ -142,6 +143,25 @@ fn headers(workspace: &Workspace) -> Outcome {
 
 fn dist(workspace: &Workspace) -> Outcome {
     dist::check(workspace)?;
+    Ok(Done::Passed)
+}
+
+fn asan(workspace: &Workspace) -> Outcome {
+    let (host, folder) = (fuzz::host(workspace)?, workspace.target.join("asan"));
+    // The flag is unstable, but nothing else is; with a named target it does not go to build scripts and macros.
+    workspace
+        .cargo(&format!("build --package cuda-ipc-ffi --target {host} --target-dir"))
+        .arg(&folder)
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("RUSTFLAGS", "-Zsanitizer=address")
+        .run()?;
+    workspace.cargo(&format!("build {}", crate::driver::FAKE_PACKAGES)).run()?;
+    let fake = FakeDriver::link(workspace, Profile::Debug)?;
+    workspace
+        .cargo("test --package cuda-ipc-tests --test c_abi -- --exact address_sanitizer_finds_nothing_where_it_would_find_something")
+        .envs(fake.environment())
+        .env("C_ABI_LIBRARIES", folder.join(host).join("debug"))
+        .run()?;
     Ok(Done::Passed)
 }
 
