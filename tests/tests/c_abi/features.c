@@ -245,6 +245,52 @@ static void imports(const unsigned char *rkey)
     ASSERT(cuda_ipc_context_destroy(broker) == CUDA_IPC_OK && cuda_ipc_context_destroy(nothing_idle) == CUDA_IPC_OK);
 }
 
+/* A window for writing, and one exporter forgotten. */
+static void writing(const unsigned char *rkey)
+{
+    static unsigned char old[4096], changed[4096], bytes[4096];
+    cuda_ipc_context_t context = create(nothing);
+    cuda_ipc_import_options_t options;
+    cuda_ipc_window_info_t info;
+    cuda_ipc_window_t reading, window, again;
+    cuda_ipc_lease_t lease, read;
+    uint64_t local, elsewhere, unmapped;
+    size_t at;
+
+    /* No time for a first contact, which is nobody's fault. */
+    ASSERT(cuda_ipc_import(context, rkey, CUDA_IPC_RKEY_LEN, NULL, 0, &window) == CUDA_IPC_WOULD_BLOCK);
+    reading = import(context, rkey, &info);
+    memset(&options, 0, sizeof(options));
+    options.size = sizeof(options);
+    options.flags = CUDA_IPC_IMPORT_WRITABLE;
+    ASSERT(cuda_ipc_import(context, rkey, CUDA_IPC_RKEY_LEN, &options, PATIENCE, &window) == CUDA_IPC_OK);
+    ASSERT(cuda_ipc_window_info(window, &info) == CUDA_IPC_OK && info.writable == 1);
+    ASSERT(cuda_ipc_lease(window, info.base + CHUNK, sizeof(bytes), PATIENCE, &lease, &local) == CUDA_IPC_OK);
+    ASSERT(cuda_ipc_lease(reading, info.base + CHUNK, sizeof(bytes), PATIENCE, &read, &elsewhere) == CUDA_IPC_OK && local != elsewhere);
+    CUDA(cuMemcpyDtoH_v2(old, local, sizeof(old)));
+    for (at = 0; at < sizeof(old); at++) {
+        changed[at] = (unsigned char)~old[at];
+    }
+    ASSERT(cuMemcpyHtoD_v2(elsewhere, changed, sizeof(changed)) != 0);
+    CUDA(cuMemcpyHtoD_v2(local, changed, sizeof(changed)));
+    CUDA(cuMemcpyDtoH_v2(bytes, elsewhere, sizeof(bytes)));
+    ASSERT(memcmp(bytes, changed, sizeof(bytes)) == 0);
+    CUDA(cuMemcpyHtoD_v2(local, old, sizeof(old)));
+    ASSERT(cuda_ipc_lease_end(read) == CUDA_IPC_OK);
+
+    /* What is leased stays until its lease ends, the rest goes at once; the windows there are are no good any more. */
+    ASSERT(stats_of(context).mapped_chunks == 2);
+    ASSERT(cuda_ipc_purge_peer(context, info.peer, &unmapped) == CUDA_IPC_OK && unmapped == CHUNK);
+    ASSERT(stats_of(context).mapped_chunks == 1 && stats_of(context).waiting_unmaps == 1);
+    compare(local, CHUNK);
+    ASSERT(cuda_ipc_lease_end(lease) == CUDA_IPC_OK);
+    ASSERT(cuda_ipc_lease(window, info.base, 1, PATIENCE, &lease, &local) == CUDA_IPC_ERR_WINDOW_CLOSED);
+    again = import(context, rkey, &info);
+    ASSERT(cuda_ipc_lease(again, info.base, 4096, PATIENCE, &lease, &local) == CUDA_IPC_OK);
+    compare(local, 0);
+    ASSERT(cuda_ipc_lease_end(lease) == CUDA_IPC_OK && cuda_ipc_context_destroy(context) == CUDA_IPC_OK);
+}
+
 static double seconds(void)
 {
     struct timespec now;
@@ -325,6 +371,7 @@ int main(int argc, char **argv)
     exporter = receive_rkey(argv[1], rkey);
     reasons();
     imports(rkey);
+    writing(rkey);
     the_end(rkey, exporter);
     printf("features: %lu checks\n", checks);
     return 0;
