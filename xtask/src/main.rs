@@ -7,10 +7,10 @@ use std::process::ExitCode;
 
 #[cfg(feature = "codegen")]
 mod bindgen;
+mod c_library;
 #[cfg(feature = "codegen")]
 mod cbindgen;
 mod demo;
-mod dist;
 mod driver;
 mod fuzz;
 mod gen_bindings;
@@ -42,7 +42,7 @@ const TASKS: &[Task] = &[
         help: "two processes share memory: on the GPU if there is one, else on the fake driver",
         run: demo::run,
     },
-    Task { name: "dist", usage: dist::USAGE, help: "lay the C library out as a package has it", run: dist::run },
+    Task { name: "c-library", usage: c_library::USAGE, help: "lay the C library out as a package has it", run: c_library::run },
     Task { name: "tidy", usage: tidy::USAGE, help: "what lints cannot check: layers, names, licences, documents", run: tidy::run },
     Task { name: "ucx", usage: ucx::USAGE, help: "UCX releases with the preload library, on the fake driver", run: ucx::run },
     Task { name: "fuzz", usage: fuzz::USAGE, help: "fuzz one target or all of them, for longer than `test` does", run: fuzz::run },

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 
 use crate::driver::{FakeDriver, Profile};
 use crate::workspace::{Failure, Workspace};
-use crate::{demo, dist, fuzz, gen_bindings, gen_headers, no_std, tidy, ucx};
+use crate::{c_library, demo, fuzz, gen_bindings, gen_headers, no_std, tidy, ucx};
 
 /// One stage.
 pub(super) struct Stage {
@@ -37,7 +37,7 @@ pub(super) const STAGES: &[Stage] = &[
     Stage { name: "no-std", help: "the no_std crates link and run without std and allocator", slow: false, run: no_std },
     Stage { name: "bindings", help: "the CUDA types are what the pinned headers give", slow: true, run: bindings },
     Stage { name: "headers", help: "the C header and its list of symbols are what the sources give", slow: true, run: headers },
-    Stage { name: "dist", help: "the C library as a package: C programs link with what pkg-config says", slow: false, run: dist },
+    Stage { name: "c-library", help: "the C library as a package: C programs link with what pkg-config says", slow: false, run: c_library },
     Stage { name: "asan", help: "the C ABI's programs with a library that AddressSanitizer is built into", slow: true, run: asan },
     Stage { name: "loom", help: "every interleaving of the small concurrency models", slow: true, run: loom },
     Stage { name: "fuzz", help: "each fuzz target for some seconds", slow: true, run: fuzz },
@@ -141,8 +141,8 @@ fn headers(workspace: &Workspace) -> Outcome {
     Ok(Done::Passed)
 }
 
-fn dist(workspace: &Workspace) -> Outcome {
-    dist::check(workspace)?;
+fn c_library(workspace: &Workspace) -> Outcome {
+    c_library::check(workspace)?;
     Ok(Done::Passed)
 }
 

@@ -1,4 +1,4 @@
-//! `dist`: lays the C library out as a package has it: `lib/libcuda_ipc.so*`, `lib/libcuda_ipc.a`, `lib/pkgconfig/cuda_ipc.pc`, `include/cuda_ipc.h`.
+//! `c-library`: lays the C library out as a package has it: `lib/libcuda_ipc.so*`, `lib/libcuda_ipc.a`, `lib/pkgconfig/cuda_ipc.pc`, `include/cuda_ipc.h`.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use xshell::cmd;
 use crate::driver::Profile;
 use crate::workspace::{Failure, Workspace};
 
-pub(crate) const USAGE: &str = "[--prefix FOLDER]   (default: target/dist)";
+pub(crate) const USAGE: &str = "[--prefix FOLDER]   (default: target/c-library)";
 const CRATE: &str = "cuda-ipc-ffi";
 /// As the library itself says; a test compares them.
 const SONAME: &str = "libcuda_ipc.so.0";
@@ -17,7 +17,7 @@ const SONAME: &str = "libcuda_ipc.so.0";
 /// Builds the release and lays it out.
 pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<ExitCode, Failure> {
     let prefix = match args {
-        [] => workspace.target.join("dist"),
+        [] => workspace.target.join("c-library"),
         [flag, folder] if flag == "--prefix" => std::path::absolute(folder).map_err(|error| Failure::task(format!("{folder}: {error}")))?,
         [other, ..] => return Err(Failure::unknown_argument(other)),
     };
@@ -57,7 +57,7 @@ fn filled_in(template: &str, prefix: &Path, version: &str) -> String {
 pub(crate) fn check(workspace: &Workspace) -> Result<(), Failure> {
     workspace.cargo(&format!("build --package {CRATE} {}", crate::driver::FAKE_PACKAGES)).run()?;
     let fake = crate::driver::FakeDriver::link(workspace, Profile::Debug)?;
-    let prefix = workspace.target.join("dist-check");
+    let prefix = workspace.target.join("c-library-check");
     workspace.shell.remove_path(&prefix)?;
     lay_out(workspace, Profile::Debug, &prefix)?;
     let sh = &workspace.shell;
@@ -88,7 +88,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<(), Failure> {
             }
         }
     }
-    println!("dist: the examples link with what pkg-config says, both ways");
+    println!("c-library: the examples link with what pkg-config says, both ways");
     Ok(())
 }
 
