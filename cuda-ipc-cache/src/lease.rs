@@ -71,3 +71,18 @@ pub struct LeaseParts {
     /// Address of the range in this process.
     pub address: u64,
 }
+
+impl LeaseParts {
+    /// As two words, for a keeper of atomics. [`LeaseParts::from_words`] takes them back.
+    #[inline]
+    pub const fn to_words(self) -> [u64; 2] {
+        [self.address, (self.chunks as u64) << 32 | self.first as u64]
+    }
+
+    /// From what [`LeaseParts::to_words`] gave.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "the halves of a word")]
+    pub const fn from_words([address, rest]: [u64; 2]) -> Self {
+        Self { first: rest as u32, chunks: (rest >> 32) as u32, address }
+    }
+}

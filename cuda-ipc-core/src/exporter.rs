@@ -25,6 +25,7 @@ use crate::sys::{SyscallError, failed, fork};
 use crate::table::{ChunkId, Layout, Writer};
 
 pub use broker::BrokerFailures;
+pub use walk::obstacle;
 
 use broker::Broker;
 use state::State;

@@ -14,7 +14,7 @@ pub(crate) mod socket;
 pub(crate) mod table_file;
 pub(crate) mod thread;
 
-pub use fork::ProcessLife;
+pub use fork::{FirstLife, ProcessLife};
 pub use thread::spawn as spawn_quiet;
 
 /// A system call that failed.

@@ -24,7 +24,7 @@ pub(crate) enum Profile {
 }
 
 impl Profile {
-    fn folder(self) -> &'static str {
+    pub(crate) fn folder(self) -> &'static str {
         match self {
             Self::Debug => "debug",
             Self::Release => "release",

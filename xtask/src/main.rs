@@ -7,10 +7,14 @@ use std::process::ExitCode;
 
 #[cfg(feature = "codegen")]
 mod bindgen;
+mod c_library;
+#[cfg(feature = "codegen")]
+mod cbindgen;
 mod demo;
 mod driver;
 mod fuzz;
 mod gen_bindings;
+mod gen_headers;
 mod no_std;
 mod test;
 mod tidy;
@@ -38,6 +42,7 @@ const TASKS: &[Task] = &[
         help: "two processes share memory: on the GPU if there is one, else on the fake driver",
         run: demo::run,
     },
+    Task { name: "c-library", usage: c_library::USAGE, help: "lay the C library out as a package has it", run: c_library::run },
     Task { name: "tidy", usage: tidy::USAGE, help: "what lints cannot check: layers, names, licences, documents", run: tidy::run },
     Task { name: "ucx", usage: ucx::USAGE, help: "UCX releases with the preload library, on the fake driver", run: ucx::run },
     Task { name: "fuzz", usage: fuzz::USAGE, help: "fuzz one target or all of them, for longer than `test` does", run: fuzz::run },
@@ -53,6 +58,14 @@ const TASKS: &[Task] = &[
         help: "make cuda-driver-sys/src/bindings.rs from the pinned CUDA headers, or check it",
         run: gen_bindings::run,
     },
+    Task {
+        name: "gen-headers",
+        usage: gen_headers::USAGE,
+        help: "make cuda-ipc-ffi/include/cuda_ipc.h and the list of its symbols, or check them",
+        run: gen_headers::run,
+    },
+    #[cfg(feature = "codegen")]
+    Task { name: "cbindgen", usage: cbindgen::USAGE, help: "(a step of gen-headers)", run: cbindgen::run },
     #[cfg(feature = "codegen")]
     Task { name: "bindgen", usage: bindgen::USAGE, help: "(a step of gen-bindings)", run: bindgen::run },
 ];

@@ -129,20 +129,7 @@ impl Runner<'_> {
     /// What the driver says about `address`, if the memory there has a POSIX fd of its own.
     fn shareable(&self, address: u64) -> Result<PointerFacts, Cause> {
         let facts = self.shared.cuda.pointer_facts(address)?;
-        let posix = facts.handle_types & POSIX_FD != 0;
-        match facts {
-            PointerFacts { managed: true, .. } => Err(Cause::Managed),
-            PointerFacts { buffer_id: 0, range_len: 0, .. } => Err(Cause::NotDeviceMemory),
-            PointerFacts { device_memory: false, handle_types: 0, range_len: 0, .. } => Err(Cause::NotDeviceMemory),
-            // Pinned host memory, which the driver knows by address, id and range.
-            PointerFacts { device_memory: false, handle_types: 0, buffer_id: 1.., .. } => Err(Cause::NotDeviceMemory),
-            PointerFacts { pool: true, .. } => Err(if posix { Cause::PosixPool } else { Cause::PoolWithoutHandle }),
-            PointerFacts { legacy: true, .. } => Err(Cause::Legacy),
-            _ if posix => Ok(facts),
-            PointerFacts { buffer_id: 0, .. } => Err(Cause::Hole),
-            PointerFacts { handle_types, .. } if handle_types & FABRIC != 0 => Err(Cause::FabricOnly),
-            _ => Err(Cause::NoHandleType),
-        }
+        obstacle(&facts).map_or(Ok(facts), Err)
     }
 
     fn export_handle(&self) -> Result<Option<ProcessFd>, Cause> {
@@ -196,6 +183,24 @@ impl Runner<'_> {
 
     fn same_device(&mut self, device: [u8; 16]) -> Result<(), Cause> {
         if *self.device.get_or_insert(device) == device { Ok(()) } else { Err(Cause::SeveralDevices) }
+    }
+}
+
+/// Why memory of which the driver says this cannot be exported, as far as one pointer tells; `None` if it can.
+pub fn obstacle(facts: &PointerFacts) -> Option<Cause> {
+    let posix = facts.handle_types & POSIX_FD != 0;
+    match *facts {
+        PointerFacts { managed: true, .. } => Some(Cause::Managed),
+        PointerFacts { buffer_id: 0, range_len: 0, .. } => Some(Cause::NotDeviceMemory),
+        PointerFacts { device_memory: false, handle_types: 0, range_len: 0, .. } => Some(Cause::NotDeviceMemory),
+        // Pinned host memory, which the driver knows by address, id and range.
+        PointerFacts { device_memory: false, handle_types: 0, buffer_id: 1.., .. } => Some(Cause::NotDeviceMemory),
+        PointerFacts { pool: true, .. } => Some(if posix { Cause::PosixPool } else { Cause::PoolWithoutHandle }),
+        PointerFacts { legacy: true, .. } => Some(Cause::Legacy),
+        _ if posix => None,
+        PointerFacts { buffer_id: 0, .. } => Some(Cause::Hole),
+        PointerFacts { handle_types, .. } if handle_types & FABRIC != 0 => Some(Cause::FabricOnly),
+        _ => Some(Cause::NoHandleType),
     }
 }
 

@@ -69,6 +69,38 @@ impl ProcessLife {
     }
 }
 
+/// The process life that has used something first: for what a forked child must not touch at all, told without a lock and without an allocation.
+#[derive(Debug)]
+pub struct FirstLife(AtomicU64);
+
+impl FirstLife {
+    /// Nobody has used it.
+    pub const fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    /// Uses it in the present life. `false`: a life before this one has, so everything behind it belongs to a parent.
+    ///
+    /// Errors: as [`ProcessLife::current`].
+    pub fn enter(&self) -> Result<bool, SyscallError> {
+        let own = token()?;
+        Ok(self.0.compare_exchange(0, own, AcqRel, Acquire).map_or_else(|first| first == own, |_| true))
+    }
+
+    /// Whether a life before this one has used it. Three loads.
+    #[inline]
+    pub fn is_of_a_parent(&self) -> bool {
+        let first = self.0.load(Acquire);
+        first != 0 && !is_current(first)
+    }
+}
+
+impl Default for FirstLife {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// A random number other than 0, from getrandom(2).
 pub(crate) fn random_nonzero() -> Result<u64, SyscallError> {
     loop {

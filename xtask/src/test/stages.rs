@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 
 use crate::driver::{FakeDriver, Profile};
 use crate::workspace::{Failure, Workspace};
-use crate::{demo, fuzz, gen_bindings, no_std, tidy, ucx};
+use crate::{c_library, demo, fuzz, gen_bindings, gen_headers, no_std, tidy, ucx};
 
 /// One stage.
 pub(super) struct Stage {
@@ -36,6 +36,9 @@ pub(super) const STAGES: &[Stage] = &[
     Stage { name: "doctests", help: "the examples in the documentation", slow: false, run: doctests },
     Stage { name: "no-std", help: "the no_std crates link and run without std and allocator", slow: false, run: no_std },
     Stage { name: "bindings", help: "the CUDA types are what the pinned headers give", slow: true, run: bindings },
+    Stage { name: "headers", help: "the C header and its list of symbols are what the sources give", slow: true, run: headers },
+    Stage { name: "c-library", help: "the C library as a package: C programs link with what pkg-config says", slow: false, run: c_library },
+    Stage { name: "asan", help: "the C ABI's programs with a library that AddressSanitizer is built into", slow: true, run: asan },
     Stage { name: "loom", help: "every interleaving of the small concurrency models", slow: true, run: loom },
     Stage { name: "fuzz", help: "each fuzz target for some seconds", slow: true, run: fuzz },
     Stage { name: "ucx", help: "UCX releases with the preload library (all of them: cargo xtask ucx --all-ucx)", slow: true, run: ucx },
@@ -130,6 +133,35 @@ fn bindings(workspace: &Workspace) -> Outcome {
     gen_bindings::run(workspace, &["--check".to_owned()])?;
     // The generator itself is in no default build, so no other stage sees it.
     workspace.cargo("clippy --quiet --package xtask --features codegen -- -D warnings").run()?;
+    Ok(Done::Passed)
+}
+
+fn headers(workspace: &Workspace) -> Outcome {
+    gen_headers::run(workspace, &["--check".to_owned()])?;
+    Ok(Done::Passed)
+}
+
+fn c_library(workspace: &Workspace) -> Outcome {
+    c_library::check(workspace)?;
+    Ok(Done::Passed)
+}
+
+fn asan(workspace: &Workspace) -> Outcome {
+    let (host, folder) = (fuzz::host(workspace)?, workspace.target.join("asan"));
+    // The flag is unstable, but nothing else is; with a named target it does not go to build scripts and macros.
+    workspace
+        .cargo(&format!("build --package cuda-ipc-ffi --target {host} --target-dir"))
+        .arg(&folder)
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("RUSTFLAGS", "-Zsanitizer=address")
+        .run()?;
+    workspace.cargo(&format!("build {}", crate::driver::FAKE_PACKAGES)).run()?;
+    let fake = FakeDriver::link(workspace, Profile::Debug)?;
+    workspace
+        .cargo("test --package cuda-ipc-tests --test c_abi -- --exact address_sanitizer_finds_nothing_where_it_would_find_something")
+        .envs(fake.environment())
+        .env("C_ABI_LIBRARIES", folder.join(host).join("debug"))
+        .run()?;
     Ok(Done::Passed)
 }
 

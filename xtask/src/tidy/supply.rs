@@ -11,6 +11,7 @@ use super::{Finding, line_of};
 /// Checks the packages that cargo has resolved for `lock`.
 pub(super) fn check(lock: &str, metadata: &Value, deny: &str) -> Vec<Finding> {
     let licences = strings(deny, "licenses", "allow");
+    let exceptions = exceptions(deny);
     let twice = strings(deny, "bans", "skip");
     let mut findings = Vec::new();
     let mut versions: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
@@ -22,6 +23,7 @@ pub(super) fn check(lock: &str, metadata: &Value, deny: &str) -> Vec<Finding> {
         match text("license") {
             "" => find("has no licence expression".to_owned()),
             licence if is_allowed(licence, &licences) => {}
+            licence if exceptions.iter().any(|(of, more)| of == name && is_allowed(licence, &[&licences[..], &more[..]].concat())) => {}
             licence => find(format!("its licence `{licence}` is not allowed by deny.toml")),
         }
         if package["source"].is_null() {
@@ -107,10 +109,30 @@ fn one(tokens: &mut Vec<&str>, allowed: &[String]) -> bool {
     }
 }
 
+/// Crates that may have licences which others may not, with these.
+fn exceptions(toml: &str) -> Vec<(String, Vec<String>)> {
+    let quoted = |text: &str| -> Vec<String> { text.split('"').skip(1).step_by(2).map(str::to_owned).collect() };
+    let lines = array(toml, "licenses", "exceptions");
+    let after = |line: &str, key: &str| line.split_once(key).map(|(_, rest)| quoted(rest.split(']').next().unwrap_or(rest)));
+    lines.iter().filter_map(|line| Some((after(line, "crate =")?.into_iter().next()?, after(line, "allow =")?))).collect()
+}
+
 /// The strings of an array in a TOML section, or, of tables in it, the string after `crate =`.
+fn strings(toml: &str, section: &str, key: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for line in array(toml, section, key) {
+        match line.split_once("crate =") {
+            Some((_, rest)) => found.extend(rest.split('"').nth(1).map(str::to_owned)),
+            None => found.extend(line.split('"').skip(1).step_by(2).map(str::to_owned)),
+        }
+    }
+    found
+}
+
+/// The lines of an array in a TOML section, without comments.
 ///
 /// Reads what `deny.toml` has, not all of TOML: a section, a key at the start of a line, an array of strings or of one-line tables.
-fn strings(toml: &str, section: &str, key: &str) -> Vec<String> {
+fn array<'a>(toml: &'a str, section: &str, key: &str) -> Vec<&'a str> {
     let header = format!("[{section}]");
     let lines = toml.lines().skip_while(|line| line.trim() != header).skip(1).take_while(|line| !line.starts_with('['));
     let from_key = lines.skip_while(|line| line.split('=').next().map(str::trim) != Some(key));
@@ -118,10 +140,7 @@ fn strings(toml: &str, section: &str, key: &str) -> Vec<String> {
     for (at, line) in from_key.enumerate() {
         let line = if at == 0 { line.split_once('=').map_or("", |(_, value)| value) } else { line };
         let line = line.split('#').next().unwrap_or_default();
-        match line.split_once("crate =") {
-            Some((_, rest)) => found.extend(rest.split('"').nth(1).map(str::to_owned)),
-            None => found.extend(line.split('"').skip(1).step_by(2).map(str::to_owned)),
-        }
+        found.push(line);
         if line.trim_end().ends_with(']') {
             break;
         }
@@ -131,7 +150,7 @@ fn strings(toml: &str, section: &str, key: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{check, is_allowed, strings};
+    use super::{check, exceptions, is_allowed, strings};
     use serde_json::json;
 
     const DENY: &str = "[licenses]\nallow = [\n    \"MIT\", # comment\n    \"Apache-2.0\",\n    \"Apache-2.0 WITH LLVM-exception\",\n]\n\n[bans]\n\
@@ -184,6 +203,20 @@ mod tests {
             "d is there twice (1.0.0, 2.0.0); update one of its users, or list d@1.0.0 in deny.toml",
         ];
         assert_eq!(reasons, expected);
+    }
+
+    #[test]
+    fn an_exception_is_for_its_crate_only() {
+        let deny = "[licenses]\nallow = [\"MIT\"]\nexceptions = [\n    { crate = \"tool\", allow = [\"MPL-2.0\", \"X\"] },\n]\n";
+        assert_eq!(exceptions(deny), [("tool".to_owned(), vec!["MPL-2.0".to_owned(), "X".to_owned()])]);
+        assert_eq!(exceptions(DENY), []);
+        let package = |name: &str, license: &str| json!({"name": name, "version": "1.0.0", "license": license, "source": "registry+one"});
+        let metadata = json!({"packages": [package("tool", "MPL-2.0 AND MIT"), package("other", "MPL-2.0"), package("tool", "GPL-3.0")]});
+        let reasons: Vec<String> = check("Cargo.lock", &metadata, deny).into_iter().map(|finding| finding.reason).collect();
+        assert!(reasons.iter().filter(|reason| reason.contains("licence")).eq([
+            "other 1.0.0: its licence `MPL-2.0` is not allowed by deny.toml",
+            "tool 1.0.0: its licence `GPL-3.0` is not allowed by deny.toml"
+        ]));
     }
 
     #[test]
