@@ -20,14 +20,14 @@
 #define CHUNKS 5
 #define ROUNDS 10000
 
-/* The allocator of the whole process, the library's too: the C library's own, counted. */
+/* The allocator of the whole process, the library's too: the C library's own, counted for each thread, since the library's own threads may allocate. */
 extern void *__libc_malloc(size_t size);
 extern void *__libc_calloc(size_t count, size_t size);
 extern void *__libc_realloc(void *old, size_t size);
 extern void *__libc_memalign(size_t alignment, size_t size);
 
-static unsigned long allocations;
-#define COUNT() __atomic_add_fetch(&allocations, 1, __ATOMIC_RELAXED)
+static __thread unsigned long allocations;
+#define COUNT() allocations++
 
 void *malloc(size_t size) { COUNT(); return __libc_malloc(size); }
 void *calloc(size_t count, size_t size) { COUNT(); return __libc_calloc(count, size); }
@@ -136,7 +136,7 @@ int main(int argc, char **argv)
     IPC(cuda_ipc_window_info(window, &info));
 
     before = allocations;
-    if (before == 0 || !hits()) {
+    if (before < 10 || !hits()) {
         fprintf(stderr, "no hits, or nothing is counted\n");
         return 1;
     }
