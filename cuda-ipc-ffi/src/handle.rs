@@ -48,17 +48,13 @@ impl Id {
 
 pub(crate) const UNKNOWN: Failure = Failure::plain(CUDA_IPC_ERR_HANDLE);
 
-/// The generation after this one; never 0.
-pub(crate) const fn next_generation(generation: u64) -> u64 {
-    if generation + 1 >= GENERATIONS { 1 } else { generation + 1 }
-}
-
 /// The status of a handle whose place is there, but holds something else.
 pub(crate) const STALE: cuda_ipc_status_t = crate::status::CUDA_IPC_ERR_STALE_HANDLE;
 
 #[cfg(test)]
 mod tests {
-    use super::{GENERATIONS, Id, Kind, PLACES, next_generation};
+    use super::{GENERATIONS, Id, Kind, PLACES};
+    use crate::words::next_generation;
 
     #[test]
     fn handles_come_back_as_they_were() {

@@ -55,7 +55,7 @@ pub unsafe extern "C" fn cuda_ipc_lease(
                 Some(lease) => lease.into_parts(),
                 None => miss(window, address, length, timeout_ns, &[])?,
             },
-            View::Own(base, len) => own(base, len, address, length)?,
+            View::Fixed { base, len, local } => fixed(address.wrapping_sub(base), len, length, local)?,
         };
         local.write(parts.address);
         out.write(cuda_ipc_lease_t { id: claim.publish(parts) });
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn cuda_ipc_lease_holding(
                     None => miss(window, address, length, timeout_ns, &held)?,
                 }
             }
-            View::Own(base, len) => own(base, len, address, length)?,
+            View::Fixed { base, len, local } => fixed(address.wrapping_sub(base), len, length, local)?,
         };
         local.write(parts.address);
         out.write(cuda_ipc_lease_t { id: claim.publish(parts) });
@@ -136,11 +136,10 @@ fn miss(window: &Window, address: u64, len: u64, timeout_ns: u64, held: &[LeaseP
     Ok(window.lease_holding(address, len, deadline(timeout_ns), &held)?.into_parts())
 }
 
-/// A lease of this process's own memory: the address itself.
-fn own(base: u64, reservation_len: u64, address: u64, len: u64) -> Result<LeaseParts, Failure> {
-    let inside = address.checked_sub(base).is_some_and(|offset| offset < reservation_len && len <= reservation_len - offset);
-    if len == 0 || !inside {
+/// A lease of memory that stays where it is: `offset` and `len` are bytes of the `all` that begin at `local` here.
+fn fixed(offset: u64, all: u64, len: u64, local: u64) -> Result<LeaseParts, Failure> {
+    if len == 0 || offset >= all || len > all - offset {
         return Err(Failure::about(CUDA_IPC_ERR_RANGE, "address"));
     }
-    Ok(LeaseParts::from_words([address, 0]))
+    Ok(LeaseParts::from_words([local + offset, 0]))
 }

@@ -4,24 +4,24 @@
 //! *place* here: one word says of which window it is, of which generation, and in which state. Taking a place is one compare-exchange, ending a lease is
 //! another, and whoever comes second with the same handle finds another generation.
 //!
-//! A place that is not free is also a *claim* on its window: `windows.rs` gives the memory of a window back only when no place names it. Taker and closer agree
-//! without a lock because each first says what it does and then looks at what the other has said: the taker writes its place, then reads whether the window is
-//! open; the closer writes that it is not, then reads all places. All four are sequentially consistent, so at least one of the two sees the other.
+//! A place that is not free is also a *claim* on its window: `windows.rs` gives the memory of a window back only when no place names it. How a taker and a
+//! closer agree without a lock is `words.rs`; what is added here is that a closer sees every place: those of a block are taken only after the block was counted.
 //!
 //! Each thread has a *lane*, a run of places of its own as long as there are no more threads than lanes, and begins its search where it found or freed one last:
 //! lease after lease uses one place, whose cache line no other thread touches.
 
 use core::cell::Cell;
 use core::sync::atomic::AtomicU64;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU32, fence};
 
 use cuda_ipc_cache::LeaseParts;
 
 use crate::blocks::Blocks;
 use crate::failure::Failure;
-use crate::handle::{Id, Kind, PLACES, STALE, UNKNOWN, next_generation};
+use crate::handle::{Id, Kind, PLACES, STALE, UNKNOWN};
 use crate::status::CUDA_IPC_ERR_TOO_MANY_HANDLES;
+use crate::words::{ClaimWord, Claimed};
 
 const LANES: u32 = 64;
 /// Places of a lane.
@@ -29,23 +29,11 @@ const LANE: u32 = PLACES / LANES;
 /// Places that are looked at before the lane is made longer.
 const PROBES: u32 = 64;
 
-/// States of a place, in the low bits of its word; above them stand the window and the generation.
-const FREE: u64 = 0;
-/// Claimed, and no handle has been given out yet.
-const TAKING: u64 = 1;
-const LIVE: u64 = 2;
-/// Being ended by the one who came first.
-const ENDING: u64 = 3;
-const STATE: u64 = 3;
-const WINDOW_SHIFT: u32 = 2;
-const WINDOW: u64 = (PLACES as u64 - 1) << WINDOW_SHIFT;
-const GENERATION_SHIFT: u32 = WINDOW_SHIFT + 24;
-
 /// One place. Half a cache line, so that it never lies across two.
 #[derive(Debug)]
 #[repr(align(32))]
 struct Place {
-    word: AtomicU64,
+    word: ClaimWord,
     parts: [AtomicU64; 2],
 }
 
@@ -65,8 +53,7 @@ pub(crate) struct Claim {
     place: &'static Place,
     /// Its number among all.
     number: u32,
-    /// The word as this claim has it.
-    word: u64,
+    word: Claimed,
 }
 
 /// Claims the window at `window` (a place of `windows.rs`), open or not: whether it is open is to be asked afterwards.
@@ -115,38 +102,26 @@ impl Lane {
 #[inline]
 pub(crate) fn end(id: Id) -> Result<(Claim, LeaseParts), Failure> {
     let place = find(id).ok_or(UNKNOWN)?;
-    let word = place.word.load(Acquire);
-    if word >> GENERATION_SHIFT != id.generation || word & STATE != LIVE {
-        return Err(Failure::plain(STALE));
-    }
+    let stale = Failure::plain(STALE);
+    let live = place.word.live(id.generation).ok_or(stale)?;
     // Read before the word is changed: as long as it is the same word, it is the same lease.
     let parts = place.parts();
-    let ending = word & !STATE | ENDING;
-    if place.word.compare_exchange(word, ending, AcqRel, Relaxed).is_err() {
-        return Err(Failure::plain(STALE));
-    }
-    Ok((Claim { place, number: id.place, word: ending }, parts))
+    let word = place.word.end(live).ok_or(stale)?;
+    Ok((Claim { place, number: id.place, word }, parts))
 }
 
 /// The parts of a live lease on the window at `window`; `None` if the handle is of no live lease, or of another window. Only a hint: it may end at any time.
 pub(crate) fn peek(id: Id, window: u32) -> Option<LeaseParts> {
     let place = find(id)?;
-    let expected = id.generation << GENERATION_SHIFT | u64::from(window) << WINDOW_SHIFT | LIVE;
-    if place.word.load(Acquire) != expected {
-        return None;
-    }
+    let live = place.word.live(id.generation).filter(|live| live.window() == window)?;
     let parts = place.parts();
     fence(Acquire);
-    (place.word.load(Relaxed) == expected).then_some(parts)
+    place.word.is_still(live).then_some(parts)
 }
 
 /// Whether any place claims the window. Sequentially consistent with [`claim`]; see the module's documentation.
 pub(crate) fn is_claimed(window: u32) -> bool {
-    let names = |place: &Place| {
-        let word = place.word.load(SeqCst);
-        word & STATE != FREE && (word & WINDOW) >> WINDOW_SHIFT == u64::from(window)
-    };
-    ALL.iter().flat_map(|lane| lane.places.iter()).any(names)
+    ALL.iter().flat_map(|lane| lane.places.iter()).any(|place| place.word.names(window))
 }
 
 fn find(id: Id) -> Option<&'static Place> {
@@ -156,20 +131,13 @@ fn find(id: Id) -> Option<&'static Place> {
 impl Claim {
     #[inline]
     fn take(place: &'static Place, number: u32, window: u32) -> Option<Self> {
-        let free = place.word.load(Relaxed);
-        if free & STATE != FREE {
-            return None;
-        }
-        let word = free & !(WINDOW | STATE) | u64::from(window) << WINDOW_SHIFT | TAKING;
-        place.word.compare_exchange(free, word, SeqCst, Relaxed).ok()?;
-        Some(Self { place, number, word })
+        Some(Self { place, number, word: place.word.take(window)? })
     }
 
     /// The window that is claimed.
     #[inline]
-    #[allow(clippy::cast_possible_truncation, reason = "masked to 24 bits")]
     pub(crate) fn window(&self) -> u32 {
-        ((self.word & WINDOW) >> WINDOW_SHIFT) as u32
+        self.word.window()
     }
 
     /// Makes it a lease with a handle, which only [`end`] ends.
@@ -178,8 +146,8 @@ impl Claim {
         let [first, second] = parts.to_words();
         self.place.parts[0].store(first, Relaxed);
         self.place.parts[1].store(second, Relaxed);
-        self.place.word.store(self.word & !STATE | LIVE, Release);
-        let id = Id { place: self.number, generation: self.word >> GENERATION_SHIFT };
+        self.place.word.publish(self.word);
+        let id = Id { place: self.number, generation: self.word.generation() };
         // From here on it is the handle's.
         core::mem::forget(self);
         id.encode(Kind::Lease)
@@ -189,9 +157,7 @@ impl Claim {
 impl Drop for Claim {
     #[inline]
     fn drop(&mut self) {
-        let next = next_generation(self.word >> GENERATION_SHIFT);
-        // Release: whatever was done under the claim comes before the window's end.
-        self.place.word.store(next << GENERATION_SHIFT | FREE, Release);
+        self.place.word.free(self.word);
         // Of another thread's lane, the line would have to come here and go back.
         let lane = self.number / LANE;
         if lane == own_lane()
@@ -204,7 +170,7 @@ impl Drop for Claim {
 
 impl Place {
     fn new() -> Self {
-        Self { word: AtomicU64::new(1 << GENERATION_SHIFT | FREE), parts: [const { AtomicU64::new(0) }; 2] }
+        Self { word: ClaimWord::new(), parts: [const { AtomicU64::new(0) }; 2] }
     }
 
     #[inline]

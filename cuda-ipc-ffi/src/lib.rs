@@ -7,6 +7,7 @@
 //! | `boundary.rs` | the border: panics, forks, pointers |
 //! | `handle.rs`, `handles.rs` | what a handle is, and the types in the header |
 //! | `table.rs`, `windows.rs`, `leases.rs`, `blocks.rs` | objects by handle |
+//! | `words.rs`, `sync.rs` | how a hit and a release agree without a lock |
 //! | `context.rs`, `export.rs`, `import.rs`, `lease.rs`, `probe.rs`, `stats.rs`, `version.rs` | the functions, by topic |
 //! | `status.rs`, `failure.rs`, `last_error.rs` | what is answered |
 //! | `config.rs`, `log.rs`, `text.rs` | settings, and what is said |
@@ -34,7 +35,9 @@ pub mod probe;
 pub mod stats;
 pub mod status;
 mod structs;
+mod sync;
 mod table;
 mod text;
 pub mod version;
 mod windows;
+mod words;

@@ -3,8 +3,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::failure::Failure;
-use crate::handle::{Id, Kind, PLACES, STALE, UNKNOWN, next_generation};
+use crate::handle::{Id, Kind, PLACES, STALE, UNKNOWN};
 use crate::status::CUDA_IPC_ERR_TOO_MANY_HANDLES;
+use crate::words::next_generation;
 
 /// Objects by handle. No lock is held while an object is used or dropped.
 #[derive(Debug)]

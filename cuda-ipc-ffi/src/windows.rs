@@ -7,13 +7,13 @@
 //! The unsafe here is the pointer, and the one beside it to the window that the entry keeps. An entry is made from a `Box` by [`open`], read only under a claim
 //! on its place and while the place's word says that it is open or the claim is older than its closing, and turned back into the `Box` by [`reap`], which
 //! runs after the place was closed and only when no claim names it. That the reader's claim and the closer's mark cannot miss each other is shown in
-//! `leases.rs`. A claim taken after the mark finds the place closed and does not read the pointers.
+//! `words.rs`. A claim taken after the mark finds the place closed and does not read the pointers.
 
 #![allow(unsafe_code)]
 
 use core::ptr;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use core::sync::atomic::{AtomicPtr, AtomicU64};
+use core::sync::atomic::AtomicPtr;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_ipc_cache::Window;
@@ -21,9 +21,10 @@ use cuda_ipc_cache::Window;
 use crate::blocks::Blocks;
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::handle::{Id, Kind, PLACES, STALE, UNKNOWN, next_generation};
+use crate::handle::{Id, Kind, PLACES, STALE, UNKNOWN};
 use crate::leases::{self, Claim};
 use crate::status::CUDA_IPC_ERR_TOO_MANY_HANDLES;
+use crate::words::OpenWord;
 
 /// An open window.
 #[derive(Debug)]
@@ -55,14 +56,11 @@ pub(crate) enum Target {
 #[derive(Debug)]
 #[repr(align(32))]
 struct Place {
-    /// Generation, and in the lowest bit whether it is open.
-    word: AtomicU64,
+    word: OpenWord,
     entry: AtomicPtr<Entry>,
     /// The window in the entry; null if that shows memory of this process.
     window: AtomicPtr<Window>,
 }
-
-const OPEN: u64 = 1;
 
 static PLACES_OF_WINDOWS: Blocks<Place> = Blocks::new();
 static BOOKS: Mutex<Books> = Mutex::new(Books { free: Vec::new(), closed: Vec::new(), used: 0 });
@@ -91,9 +89,7 @@ pub(crate) fn open(entry: Entry) -> Result<u64, Failure> {
         let window = if let Target::Mirror(window) = &entry.target { Arc::as_ptr(window) } else { ptr::null() };
         place.window.store(window.cast_mut(), Release);
         place.entry.store(Box::into_raw(entry), Release);
-        let generation = place.word.load(Relaxed) >> 1;
-        place.word.store(generation << 1 | OPEN, SeqCst);
-        Id { place: at, generation }.encode(Kind::Window)
+        Id { place: at, generation: place.word.open() }.encode(Kind::Window)
     });
     drop(books);
     drop(gone);
@@ -105,8 +101,7 @@ fn take_place(books: &mut Books) -> Result<(u32, &'static Place), Failure> {
     let at = match books.free.pop() {
         Some(at) => at,
         None => {
-            let new =
-                || Place { word: AtomicU64::new(1 << 1), entry: AtomicPtr::new(ptr::null_mut()), window: AtomicPtr::new(ptr::null_mut()) };
+            let new = || Place { word: OpenWord::new(), entry: AtomicPtr::new(ptr::null_mut()), window: AtomicPtr::new(ptr::null_mut()) };
             if books.used == PLACES_OF_WINDOWS.len() && !PLACES_OF_WINDOWS.grow(books.used, PLACES, new) {
                 return Err(full);
             }
@@ -122,8 +117,15 @@ fn take_place(books: &mut Books) -> Result<(u32, &'static Place), Failure> {
 pub(crate) enum View<'c> {
     /// Another process's reservation.
     Mirror(&'c Window),
-    /// Memory of this process: its reservation's first address and length.
-    Own(u64, u64),
+    /// Memory that is at one place for as long as its window is: that of this process.
+    Fixed {
+        /// First address in the exporter.
+        base: u64,
+        /// Length in bytes.
+        len: u64,
+        /// First address here.
+        local: u64,
+    },
 }
 
 /// The entry of a handle, if it is open, for as long as `claim` lives.
@@ -142,7 +144,7 @@ pub(crate) fn view(claim: &Claim, id: Id) -> Result<View<'_>, Failure> {
     match unsafe { place.window.load(Acquire).as_ref() } {
         Some(window) => Ok(View::Mirror(window)),
         None => match &get(claim, id)?.target {
-            Target::Own { base, len, .. } => Ok(View::Own(*base, *len)),
+            &Target::Own { base, len, .. } => Ok(View::Fixed { base, len, local: base }),
             Target::Mirror(window) => Ok(View::Mirror(window)),
         },
     }
@@ -151,8 +153,8 @@ pub(crate) fn view(claim: &Claim, id: Id) -> Result<View<'_>, Failure> {
 #[inline]
 fn open_place(claim: &Claim, id: Id) -> Result<&'static Place, Failure> {
     let place = PLACES_OF_WINDOWS.get(id.place).ok_or(UNKNOWN)?;
-    // After the claim, and sequentially consistent: see `leases.rs`.
-    if place.word.load(SeqCst) != id.generation << 1 | OPEN || claim.window() != id.place {
+    // After the claim: see `words.rs`.
+    if !place.word.is_open(id.generation) || claim.window() != id.place {
         return Err(Failure::plain(STALE));
     }
     Ok(place)
@@ -170,7 +172,7 @@ pub(crate) fn of_lease(claim: &Claim) -> Option<&Window> {
 /// Whether a closed window waits for this claim, as it seems: then [`clear`] is worth the lock.
 #[inline]
 pub(crate) fn is_closed(claim: &Claim) -> bool {
-    PLACES_OF_WINDOWS.get(claim.window()).is_some_and(|place| place.word.load(Relaxed) & OPEN == 0)
+    PLACES_OF_WINDOWS.get(claim.window()).is_some_and(|place| !place.word.seems_open())
 }
 
 /// Closes a window: its handle is stale from here on. Leases of it go on.
@@ -178,7 +180,7 @@ pub(crate) fn close(id: Id) -> Result<(), Failure> {
     let gone = {
         let mut books = lock();
         let place = PLACES_OF_WINDOWS.get(id.place).filter(|_| id.place < books.used).ok_or(UNKNOWN)?;
-        if place.word.load(Relaxed) != id.generation << 1 | OPEN {
+        if !place.word.is_open(id.generation) {
             return Err(Failure::plain(STALE));
         }
         shut(&mut books, id.place, place);
@@ -194,7 +196,7 @@ pub(crate) fn close_all_of(context: &Arc<Context>) {
     let gone = {
         let mut books = lock();
         for at in 0..books.used {
-            let Some(place) = PLACES_OF_WINDOWS.get(at).filter(|place| place.word.load(Relaxed) & OPEN != 0) else { continue };
+            let Some(place) = PLACES_OF_WINDOWS.get(at).filter(|place| place.word.seems_open()) else { continue };
             // SAFETY: open, so the entry is there, and only holders of the lock close or free.
             let entry = unsafe { place.entry.load(Acquire).as_ref() };
             if entry.is_some_and(|entry| Arc::ptr_eq(&entry.context, context)) {
@@ -216,7 +218,7 @@ pub(crate) fn clear() {
 pub(crate) fn count(context: &Arc<Context>) -> (u64, u64) {
     let books = lock();
     let mut open = 0;
-    for place in (0..books.used).filter_map(|at| PLACES_OF_WINDOWS.get(at)).filter(|place| place.word.load(Relaxed) & OPEN != 0) {
+    for place in (0..books.used).filter_map(|at| PLACES_OF_WINDOWS.get(at)).filter(|place| place.word.seems_open()) {
         // SAFETY: as in `close_all_of`.
         let entry = unsafe { place.entry.load(Acquire).as_ref() };
         open += u64::from(entry.is_some_and(|entry| Arc::ptr_eq(&entry.context, context)));
@@ -225,7 +227,7 @@ pub(crate) fn count(context: &Arc<Context>) -> (u64, u64) {
 }
 
 fn shut(books: &mut Books, at: u32, place: &Place) {
-    place.word.fetch_and(!OPEN, SeqCst);
+    place.word.shut();
     books.closed.push(at);
 }
 
@@ -247,7 +249,7 @@ fn reap(books: &mut Books) -> Vec<Box<Entry>> {
             // claims, so whoever claims it later finds it closed.
             gone.push(unsafe { Box::from_raw(entry) });
         }
-        place.word.store(next_generation(place.word.load(Relaxed) >> 1) << 1, SeqCst);
+        place.word.turn();
         free.push(at);
         false
     });

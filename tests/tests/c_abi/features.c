@@ -75,6 +75,7 @@ static cuda_ipc_context_t create(void (*change)(cuda_ipc_config_t *))
 static void nothing(cuda_ipc_config_t *config) { (void)config; }
 static void eager(cuda_ipc_config_t *config) { config->map = CUDA_IPC_MAP_EAGER; }
 static void by_broker(cuda_ipc_config_t *config) { config->route = CUDA_IPC_ROUTE_BROKER; }
+static void unswept(cuda_ipc_config_t *config) { config->importer_sweeps = CUDA_IPC_OFF; }
 static void forgetful(cuda_ipc_config_t *config) { config->keep_idle = CUDA_IPC_OFF; }
 
 static cuda_ipc_window_t import(cuda_ipc_context_t context, const unsigned char *rkey, cuda_ipc_window_info_t *info)
@@ -249,7 +250,7 @@ static void imports(const unsigned char *rkey)
 static void writing(const unsigned char *rkey)
 {
     static unsigned char old[4096], changed[4096], bytes[4096];
-    cuda_ipc_context_t context = create(nothing);
+    cuda_ipc_context_t context = create(unswept);
     cuda_ipc_import_options_t options;
     cuda_ipc_window_info_t info;
     cuda_ipc_window_t reading, window, again;
