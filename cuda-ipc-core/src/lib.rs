@@ -10,7 +10,7 @@
 //! | [`broker`] | the messages by which an exporter hands out fds where they cannot be fetched | nothing |
 //! | [`table`] | the exporter's live list of chunks, in shared memory | nothing |
 //! | [`export`], [`import`] | state machines: in which order things happen, and how a failure is undone | nothing |
-//! | [`reason`] | why memory cannot be shared | nothing |
+//! | [`dispatch`], [`reason`] | which lane carries memory, or why none does | nothing |
 //! | `exporter`, `importer` | run the machines against kernel and driver | feature `std` |
 //! | `sys` | system and driver calls: the only unsafe code | feature `std` |
 //!
@@ -23,6 +23,7 @@
 #![warn(clippy::indexing_slicing)]
 
 pub mod broker;
+pub mod dispatch;
 pub mod export;
 #[cfg(feature = "std")]
 pub mod exporter;
@@ -30,6 +31,8 @@ pub mod import;
 #[cfg(feature = "std")]
 pub mod importer;
 pub mod key;
+#[cfg(feature = "std")]
+mod own_handles;
 pub mod reason;
 pub mod rkey;
 #[cfg(feature = "std")]

@@ -126,6 +126,18 @@ pub enum ImportErrorKind {
     },
     /// A driver call failed.
     Driver(DriverError),
+    /// The GPU that holds the memory is not visible to this process (CUDA_VISIBLE_DEVICES, a container's devices).
+    DeviceNotVisible {
+        /// Its UUID.
+        uuid: [u8; 16],
+    },
+    /// The device that asks cannot reach memory of the one that holds it.
+    NoPeerAccess {
+        /// Ordinal here of the one that asks.
+        device: i32,
+        /// Ordinal here of the one that holds the memory.
+        home: i32,
+    },
     /// The deadline was over before the step.
     DeadlineOver,
     /// The object was made by a process that has forked since.
@@ -155,6 +167,12 @@ impl ImportError {
 }
 
 impl ImportErrorKind {
+    /// What a failed import by the driver means, of memory of the GPU with this UUID.
+    pub(super) const fn of_import(error: DriverError, uuid: [u8; 16]) -> Self {
+        const INVALID_DEVICE: u32 = 101;
+        if error.code == INVALID_DEVICE { Self::DeviceNotVisible { uuid } } else { Self::Driver(error) }
+    }
+
     pub(super) const fn other_route_may_work(&self) -> bool {
         use pidfd_sys::Errno;
         match self {
@@ -210,6 +228,12 @@ impl fmt::Display for ImportErrorKind {
             Self::Broker(error) => write!(f, "by the exporter's broker: {error}"),
             Self::NoRoute { pidfd, broker } => write!(f, "by pidfd: {pidfd}; by the exporter's broker: {broker}"),
             Self::Driver(error) => error.fmt(f),
+            Self::DeviceNotVisible { uuid } => {
+                f.write_str("its GPU ")?;
+                uuid.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+                f.write_str(" is not visible to this process")
+            }
+            Self::NoPeerAccess { device, home } => write!(f, "device {device} cannot access memory of device {home}"),
             Self::DeadlineOver => f.write_str("the deadline was over"),
             Self::Forked => f.write_str("it was made by the parent process"),
             Self::Syscall(error) => error.fmt(f),

@@ -227,7 +227,7 @@ fn a_key_of_this_very_process_is_no_peer() {
     let export = exporter.export(address, CHUNK).unwrap();
     let cache = world.quiet_cache();
     for _ in 0..2 {
-        let error = cache.window(&export.key(), 0, false, soon()).unwrap_err();
+        let error = cache.window(&export.key().unwrap(), 0, false, soon()).unwrap_err();
         let CacheErrorKind::Import(import) = error.kind else { panic!("{error}") };
         assert_eq!(import.kind, ImportErrorKind::OwnProcess);
     }

@@ -1,0 +1,203 @@
+//! Imported pools and pointers of them: one of each in the whole process, whoever asks, counted.
+//!
+//! The driver gives the same address for a pointer that is imported twice, and the first free unmaps it for both (A9); and it wants a pool's pointers freed
+//! before the pool. So all imports of this process stand in one place: pools by {exporter's nonce, slot, generation}, pointers by their export data and by
+//! the address that came out. Imports and frees of one exporter's pools happen one after the other: whoever finds another at work waits, so nobody ever
+//! meets a pointer that is being freed. That order is kept by a flag and not by a lock: none is held across a driver call.
+//!
+//! A pool knows one kind of access, for reading and writing, and gives it to a device for all of its memory. It is asked for only after the driver has said that
+//! the device can reach the pool's, because it may be granted to one that cannot, and copy nothing (B36).
+
+use std::collections::HashMap;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use cuda_driver_sys::CUdevice;
+
+use super::error::{Deadline, ImportErrorKind};
+use crate::key::Nonce;
+use crate::sys::driver::{Cuda, DriverError, Pool};
+use crate::sys::per_life::PerLife;
+use crate::table::ChunkId;
+
+static IMPORTS: PerLife<Imports> = PerLife::new();
+
+/// All of this process.
+#[derive(Debug, Default)]
+struct Imports {
+    exporters: Mutex<HashMap<Nonce, Exporter>>,
+    /// Somebody is done with an exporter.
+    changed: Condvar,
+}
+
+/// What is imported from one exporter's pools.
+#[derive(Debug, Default)]
+struct Exporter {
+    /// Somebody is at work: what is below is theirs.
+    busy: bool,
+    pools: HashMap<ChunkId, ImportedPool>,
+    /// By address.
+    pointers: HashMap<u64, Pointer>,
+    /// Addresses by export data.
+    addresses: HashMap<[u8; 64], u64>,
+}
+
+/// An imported pool.
+#[derive(Debug)]
+struct ImportedPool {
+    pool: Pool,
+    /// The device that holds it, as this process numbers it.
+    home: CUdevice,
+    /// Devices that have access.
+    devices: Vec<CUdevice>,
+    /// How many pointers came by it.
+    pointers: u64,
+}
+
+/// An imported pointer.
+#[derive(Debug)]
+struct Pointer {
+    pool: ChunkId,
+    users: u64,
+    /// All export data that led here.
+    data: Vec<[u8; 64]>,
+}
+
+/// An exporter's part, while this thread is at work on it.
+#[derive(Debug)]
+pub(super) struct Turn {
+    imports: &'static Imports,
+    nonce: Nonce,
+    exporter: Exporter,
+}
+
+impl Turn {
+    /// Waits until nobody else is at work on this exporter's imports. Without a deadline where something is to be given back: others are at work for the time
+    /// of a few driver calls.
+    pub(super) fn wait_for(nonce: Nonce, deadline: Option<Deadline>) -> Result<Self, ImportErrorKind> {
+        let imports = IMPORTS.get().map_err(ImportErrorKind::Syscall)?;
+        let mut exporters = imports.lock();
+        while exporters.get(&nonce).is_some_and(|exporter| exporter.busy) {
+            exporters = match deadline {
+                Some(deadline) if deadline.is_over() => return Err(ImportErrorKind::DeadlineOver),
+                Some(deadline) => imports.changed.wait_timeout(exporters, deadline.remaining()).unwrap_or_else(PoisonError::into_inner).0,
+                None => imports.changed.wait(exporters).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+        let place = exporters.entry(nonce).or_default();
+        let exporter = core::mem::take(place);
+        place.busy = true;
+        Ok(Self { imports, nonce, exporter })
+    }
+
+    /// Whether the pool is imported.
+    pub(super) fn has_pool(&self, pool: ChunkId) -> bool {
+        self.exporter.pools.contains_key(&pool)
+    }
+
+    /// Keeps a pool that the driver has just imported.
+    pub(super) fn add_pool(&mut self, id: ChunkId, pool: Pool, home: CUdevice) {
+        self.exporter.pools.insert(id, ImportedPool { pool, home, devices: Vec::new(), pointers: 0 });
+    }
+
+    /// Gives devices access to the pool, unless they have it.
+    pub(super) fn open_to(&mut self, cuda: &Cuda, id: ChunkId, devices: &[CUdevice]) -> Result<(), ImportErrorKind> {
+        let Some(imported) = self.exporter.pools.get_mut(&id) else { return Err(ImportErrorKind::Retired) };
+        for &device in devices {
+            if imported.devices.contains(&device) {
+                continue;
+            }
+            let home = imported.home;
+            if device != home && !cuda.can_access_peer(device, home).map_err(ImportErrorKind::Driver)? {
+                return Err(ImportErrorKind::NoPeerAccess { device, home });
+            }
+            cuda.open_pool_to(imported.pool, device).map_err(ImportErrorKind::Driver)?;
+            imported.devices.push(device);
+        }
+        Ok(())
+    }
+
+    /// The address of a pointer with this export data, imported by `pool` if it is not, and counted once more.
+    pub(super) fn pointer(&mut self, cuda: &Cuda, pool: ChunkId, data: &[u8; 64]) -> Result<u64, ImportErrorKind> {
+        if let Some(&address) = self.exporter.addresses.get(data)
+            && let Some(pointer) = self.exporter.pointers.get_mut(&address)
+        {
+            pointer.users += 1;
+            return Ok(address);
+        }
+        let Some(imported) = self.exporter.pools.get_mut(&pool) else { return Err(ImportErrorKind::Retired) };
+        let address = cuda.import_pool_pointer(imported.pool, data).map_err(ImportErrorKind::Driver)?;
+        // An address that is here already is one mapping with that, whatever the data said.
+        let pointer = self.exporter.pointers.entry(address).or_insert_with(|| {
+            imported.pointers += 1;
+            Pointer { pool, users: 0, data: Vec::new() }
+        });
+        pointer.users += 1;
+        pointer.data.push(*data);
+        self.exporter.addresses.insert(*data, address);
+        Ok(address)
+    }
+
+    /// The pool by which the pointer with this export data was imported, if it is.
+    pub(super) fn pool_of(&self, data: &[u8; 64]) -> Option<ChunkId> {
+        self.exporter.addresses.get(data).and_then(|address| self.exporter.pointers.get(address)).map(|pointer| pointer.pool)
+    }
+
+    /// Takes one user off a pointer; frees it after its last one, and its pool after its last pointer.
+    ///
+    /// Errors: the driver's; then the pointer has the user still, for another try.
+    pub(super) fn release(&mut self, cuda: &Cuda, address: u64) -> Result<(), DriverError> {
+        let Some(pointer) = self.exporter.pointers.get_mut(&address) else { return Ok(()) };
+        if pointer.users > 1 {
+            pointer.users -= 1;
+            return Ok(());
+        }
+        match cuda.free_pool_pointer(address) {
+            Ok(()) => {}
+            // It is not there: somebody else has freed it.
+            Err(error) if error.is_no_such_memory() => {}
+            Err(error) => return Err(error),
+        }
+        if let Some(pointer) = self.exporter.pointers.remove(&address) {
+            for data in &pointer.data {
+                self.exporter.addresses.remove(data);
+            }
+            if let Some(pool) = self.exporter.pools.get_mut(&pointer.pool) {
+                pool.pointers -= 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Destroys pools without pointers. What the driver does not take back is tried again after the next one's work.
+    pub(super) fn clear(&mut self, cuda: &Cuda) {
+        self.exporter.pools.retain(|_, imported| {
+            if imported.pointers != 0 {
+                return true;
+            }
+            // A driver bug wants access of other devices taken back first (nvbug 5698116). Nothing can be done where that fails.
+            imported.devices.retain(|&device| device == imported.home || cuda.close_pool_to(imported.pool, device).is_err());
+            cuda.destroy_pool(imported.pool).is_err()
+        });
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let exporter = core::mem::take(&mut self.exporter);
+        let mut exporters = self.imports.lock();
+        if exporter.pools.is_empty() && exporter.pointers.is_empty() {
+            exporters.remove(&self.nonce);
+        } else {
+            exporters.insert(self.nonce, exporter);
+        }
+        drop(exporters);
+        self.imports.changed.notify_all();
+    }
+}
+
+impl Imports {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Nonce, Exporter>> {
+        // A panic under this lock would be a bug of ours; the map is changed in single steps, so going on is better than failing for ever.
+        self.exporters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
