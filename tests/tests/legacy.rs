@@ -54,10 +54,10 @@ fn plain_memory_is_shared_by_its_handle() {
     // Without a context of its own a thread gets the primary one, and keeps it no longer than the mapping.
     importer.cuda.ctx_set_current(core::ptr::null_mut()).unwrap();
     let third = LegacyImport::open(&importer.core, &whole, 0, soon()).unwrap();
-    let balance = || importer.fake.calls("cuDevicePrimaryCtxRetain") - importer.fake.calls("cuDevicePrimaryCtxRelease");
-    let with = balance();
+    let retains = || importer.fake.counters().primary_retains;
+    let with = retains();
     drop(third);
-    assert_eq!(balance(), with - 1);
+    assert_eq!(retains(), with - 1);
     assert!(importer.cuda.ctx_get_current().unwrap().is_null());
     remote.finish();
     start.assert_unchanged(&importer.fake, "opened handles");

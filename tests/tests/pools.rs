@@ -186,8 +186,9 @@ fn past_the_budget_the_broker_makes_the_pools_fd() {
     let error = PooledImport::new(&importer.core, &peer, &key(&rkey), &[0], soon()).unwrap_err();
     assert_eq!(error.kind, ImportErrorKind::NoFd, "by pidfd alone there is none");
     // A pool of which nothing is there any more is not exported, though it was published.
+    let KeyKind::PoolAllocation { slot } = key(&rkey).kind else { panic!("a key of another kind") };
     let with_broker = importer.connect_with(&rkey, &ConnectOptions::default()).unwrap();
-    let found = with_broker.lookup_pooled(&key(&rkey)).unwrap();
+    let found = with_broker.lookup_pooled(slot, a, 2 * MIB).unwrap();
     let made = remote.number("calls cuMemPoolExportToShareableHandle");
     remote.ask(&format!("free_at {a}"));
     let error = with_broker.import_pooled(&importer.core, &found, &[0], soon()).unwrap_err();

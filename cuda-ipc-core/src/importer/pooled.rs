@@ -35,23 +35,17 @@ pub struct PooledImport {
 }
 
 impl Peer {
-    /// The live pool allocation that `key` names.
+    /// The live pool allocation in `slot` of the table, which begins at `base` in the exporter and has `len` bytes: what a key of that kind names.
     ///
     /// Errors: [`LookupError::NoChunk`] where it was freed or replaced.
-    pub fn lookup_pooled(&self, key: &Key) -> Result<Found, ImportError> {
-        let fail = |kind| ImportError { step: ImportStep::Lookup, kind, pid: self.pid(), address: key.base, stuck_bytes: 0 };
-        let KeyKind::PoolAllocation { slot } = key.kind else { return Err(fail(ImportErrorKind::KeyKind)) };
-        if key.nonce != self.nonce() {
-            return Err(fail(ImportErrorKind::KeyKind));
-        }
+    pub fn lookup_pooled(&self, slot: u32, base: u64, len: u64) -> Result<Found, ImportError> {
+        let fail = |kind| ImportError { step: ImportStep::Lookup, kind, pid: self.pid(), address: base, stuck_bytes: 0 };
         let table = self.table().ok_or(fail(ImportErrorKind::Forked))?;
         match table.chunk_in(slot).map_err(|error| fail(ImportErrorKind::Lookup(error)))? {
-            Some(found)
-                if matches!(found.1.kind, ChunkKind::PoolAllocation { .. }) && (found.1.address, found.1.len) == (key.base, key.len) =>
-            {
+            Some(found) if matches!(found.1.kind, ChunkKind::PoolAllocation { .. }) && (found.1.address, found.1.len) == (base, len) => {
                 Ok(found)
             }
-            _ => Err(fail(ImportErrorKind::Lookup(LookupError::NoChunk(key.base)))),
+            _ => Err(fail(ImportErrorKind::Lookup(LookupError::NoChunk(base)))),
         }
     }
 
@@ -178,7 +172,9 @@ impl Peer {
 impl PooledImport {
     /// Imports what `key` names, from a known peer. See [`Peer::import_pooled`].
     pub fn new(cuda: &Cuda, peer: &Arc<Peer>, key: &Key, devices: &[CUdevice], deadline: Deadline) -> Result<Self, ImportError> {
-        peer.import_pooled(cuda, &peer.lookup_pooled(key)?, devices, deadline)
+        let other = ImportError { step: ImportStep::Key, kind: ImportErrorKind::KeyKind, pid: key.pid, address: key.base, stuck_bytes: 0 };
+        let (KeyKind::PoolAllocation { slot }, true) = (key.kind, key.nonce == peer.nonce()) else { return Err(other) };
+        peer.import_pooled(cuda, &peer.lookup_pooled(slot, key.base, key.len)?, devices, deadline)
     }
 
     /// Address here of the allocation's first byte; 0 once it was given back.

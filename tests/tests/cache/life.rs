@@ -7,6 +7,7 @@ use cuda_ipc_cache::CacheErrorKind;
 use cuda_ipc_core::importer::ImportErrorKind;
 use cuda_ipc_core::rkey::Rkey;
 use cuda_ipc_tests::exporter::{Remote, RemoteMemory};
+use cuda_ipc_tests::memory::STABLE;
 use cuda_ipc_tests::snapshot::wait_until;
 
 use crate::support::*;
@@ -311,7 +312,7 @@ fn pid_1_of_two_namespaces_is_never_one_peer() {
     let (mut bases, mut keys) = (Vec::new(), Vec::new());
     for seed in [1, 11] {
         let mut remote = world.remote_with(in_pid_namespace);
-        let memory = remote.memory_at(8 * CHUNK, bases.first().copied().unwrap_or(0), &[(CHUNK, seed)]);
+        let memory = remote.memory_at(8 * CHUNK, STABLE, &[(CHUNK, seed)]);
         let (_, rkey) = remote.export(&memory, 0, CHUNK);
         assert_eq!(key(&rkey).pid, 1);
         // New bytes or an error.

@@ -1,0 +1,64 @@
+//! A window of a pool's allocation: one chunk, which the driver maps where it likes.
+//!
+//! All of this is done under the flight over the whole window, so nobody else imports, unmaps or gives access meanwhile. The window's address is that of the
+//! mapping and comes and goes with it.
+
+use core::sync::atomic::Ordering::{AcqRel, Release};
+
+use cuda_ipc_core::import::Found;
+use cuda_ipc_core::importer::{Deadline, ImportErrorKind};
+use cuda_ipc_core::sys::driver::DriverError;
+
+use super::Window;
+use crate::error::{CacheError, CacheErrorKind};
+
+impl Window {
+    /// Imports the allocation and makes it leasable, if it is missing.
+    pub(super) fn import_pooled(&self, missing: &[Found], epoch: u64, deadline: Deadline) -> Result<(), CacheError> {
+        let Some(found) = missing.first() else { return Ok(()) };
+        self.cache.admit(self);
+        let devices = self.device_list();
+        match self.peer.import_pooled(self.cache.cuda(), found, &devices, deadline) {
+            Ok(imported) => {
+                self.local_base.store(imported.address(), Release);
+                self.lock().pooled = Some(Box::new(imported));
+                self.publish(missing, epoch);
+                Ok(())
+            }
+            Err(error) => {
+                self.cache.dismiss();
+                if let ImportErrorKind::NoPeerAccess { device, .. } = error.kind {
+                    // The others are none the worse: whoever asks for this device again is told again.
+                    let bit = u32::try_from(device).ok().and_then(|device| 1_u64.checked_shl(device)).unwrap_or(0);
+                    self.devices.fetch_and(!bit, AcqRel);
+                }
+                Err(self.error(CacheErrorKind::Import(error), error.address))
+            }
+        }
+    }
+
+    /// Gives one more device access to what is imported.
+    pub(super) fn open_pooled_to(&self, device: i32, deadline: Deadline) -> Result<(), CacheError> {
+        // Out of the state meanwhile: no lock is held across a driver call.
+        let Some(pooled) = self.lock().pooled.take() else { return Ok(()) };
+        let opened = pooled.open_to(&[device], deadline);
+        self.lock().pooled = Some(pooled);
+        opened.map_err(|error| self.error(CacheErrorKind::Import(error), self.base))
+    }
+
+    /// Gives the allocation back. On an error it stays as it is.
+    pub(super) fn close_pooled(&self) -> Result<(), DriverError> {
+        let Some(mut pooled) = self.lock().pooled.take() else { return Ok(()) };
+        match pooled.close() {
+            Ok(()) => {
+                self.local_base.store(0, Release);
+                self.cache.dismiss();
+                Ok(())
+            }
+            Err(error) => {
+                self.lock().pooled = Some(pooled);
+                Err(error)
+            }
+        }
+    }
+}
