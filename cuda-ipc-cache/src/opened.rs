@@ -79,6 +79,7 @@ impl Opened {
         };
         match self {
             Self::Window(window) => window.lease(address, len, deadline).map(OpenedLease::Window),
+            Self::Legacy(legacy) if !legacy.cache.is_current() => Err(CacheError { kind: CacheErrorKind::Forked, pid: 0, address }),
             Self::Legacy(legacy) => fixed(legacy.import.range(), legacy.import.address()),
             &Self::Own { base, len: all } => fixed((base, all), base),
         }

@@ -131,6 +131,11 @@ pub enum ImportErrorKind {
         /// Its UUID.
         uuid: [u8; 16],
     },
+    /// What was mapped is shorter than what the exporter says, and its rest would be other memory of this process.
+    TooShort {
+        /// Bytes that are there.
+        mapped: u64,
+    },
     /// The device that asks cannot reach memory of the one that holds it.
     NoPeerAccess {
         /// Ordinal here of the one that asks.
@@ -233,6 +238,7 @@ impl fmt::Display for ImportErrorKind {
                 uuid.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
                 f.write_str(" is not visible to this process")
             }
+            Self::TooShort { mapped } => write!(f, "only {mapped:#x} bytes of it are there"),
             Self::NoPeerAccess { device, home } => write!(f, "device {device} cannot access memory of device {home}"),
             Self::DeadlineOver => f.write_str("the deadline was over"),
             Self::Forked => f.write_str("it was made by the parent process"),

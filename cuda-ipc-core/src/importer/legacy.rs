@@ -6,6 +6,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use cuda_driver_sys::CUdevice;
 
 use super::error::{Deadline, ImportError, ImportErrorKind, ImportStep};
+use super::pooled::reaches;
 use crate::import::Step;
 use crate::own_handles::own_address;
 use crate::rkey::{Payload, Rkey};
@@ -33,7 +34,7 @@ enum Handle {
 
 /// The allocation that a legacy handle stands for, mapped here until the last of its users is dropped.
 ///
-/// Nothing says whether the exporter has freed it since: the mapping keeps the memory alive. In a forked child, dropping does nothing.
+/// Nothing says whether the exporter has freed it since: the mapping keeps the memory alive. It is readable and writable, whatever was meant. In a forked child, dropping does nothing.
 #[derive(Debug)]
 pub struct LegacyImport {
     cuda: Cuda,
@@ -85,7 +86,12 @@ impl LegacyImport {
                 let _ = cuda.let_go(held);
             }
             let (address, _) = result?;
-            Ok(Self { cuda: *cuda, key, address: Some(address), range: (rkey.base, rkey.len), token })
+            let mut import = Self { cuda: *cuda, key, address: Some(address), range: (rkey.base, rkey.len), token };
+            if let Err(kind) = reaches(cuda, device, address, rkey.len) {
+                let _ = import.close();
+                return Err(at_open(kind));
+            }
+            Ok(import)
         })
     }
 

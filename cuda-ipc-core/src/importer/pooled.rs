@@ -126,7 +126,12 @@ impl Peer {
             turn.add_pool(by, imported, home);
         }
         turn.open_to(cuda, by, devices).map_err(at(Step::SetAccess))?;
-        turn.pointer(cuda, by, &blob).map(Some).map_err(at(Step::Map))
+        let address = turn.pointer(cuda, by, &blob).map_err(at(Step::Map))?;
+        if let Err(kind) = reaches(cuda, devices.first().copied().unwrap_or(0), address, chunk.len) {
+            let _ = turn.release(cuda, address);
+            return Err(at(Step::Map)(kind));
+        }
+        Ok(Some(address))
     }
 
     /// Fetches the pool's fd, or asks the exporter's broker for it.
@@ -167,6 +172,20 @@ impl Peer {
             Err(other) => Err(other),
         }
     }
+}
+
+/// Whether a mapping that the driver has placed is as long as its exporter says: what lies behind it is other memory of this process.
+///
+/// The range attributes need no context; only where they say that it is too short, the call that does is asked too, in one of `device`.
+pub(super) fn reaches(cuda: &Cuda, device: CUdevice, address: u64, len: u64) -> Result<(), ImportErrorKind> {
+    let from_here = |base: u64, len: u64| base.saturating_add(len).saturating_sub(address);
+    let facts = cuda.pointer_facts(address).map_err(ImportErrorKind::Driver)?;
+    if from_here(facts.range_start, facts.range_len) >= len {
+        return Ok(());
+    }
+    let (base, all) = cuda.with_context_of(device, || cuda.allocation(address)).map_err(ImportErrorKind::Driver)?;
+    let mapped = from_here(base, all);
+    if mapped < len { Err(ImportErrorKind::TooShort { mapped }) } else { Ok(()) }
 }
 
 impl PooledImport {

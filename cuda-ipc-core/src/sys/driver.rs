@@ -423,7 +423,9 @@ impl Cuda {
         call!(self, cuCtxPushCurrent(context.0 as CUcontext))?;
         let value = body();
         let mut popped: CUcontext = core::ptr::null_mut();
-        let _ = call!(self, cuCtxPopCurrent(&raw mut popped));
+        let mut pop = || call!(self, cuCtxPopCurrent(&raw mut popped));
+        // Tried twice: what stays current would be the context of the caller's next call.
+        let _ = pop().or_else(|_| pop());
         value
     }
 }
