@@ -63,6 +63,10 @@ impl LegacyImport {
         let at_open = |kind| fail(ImportStep::Chunk(Step::Import), kind);
         let driver = |error: DriverError| at_open(ImportErrorKind::of_import(error, rkey.device));
         cuda.with_relaxed_capture(|| {
+            // Asked first: the driver says of a handle of an invisible GPU what it says of others that it cannot open.
+            if cuda.device_with_uuid(rkey.device).map_err(driver)?.is_none() {
+                return Err(at_open(ImportErrorKind::DeviceNotVisible { uuid: rkey.device }));
+            }
             let held = cuda.hold_context(device).map_err(driver)?;
             let key = (held.context(), handle);
             let result = opened.take(key, Some(deadline)).map_err(at_open).and_then(|found| match found {
