@@ -244,12 +244,55 @@ fn another_device_reads_a_pool_after_it_was_asked_whether_it_can() {
     other.open_to(&[0, 1], soon()).unwrap();
     drop(other);
     assert_eq!(importer.fake.calls("cuMemPoolDestroy"), 1);
-    // A driver that says no is believed (B36).
+    // Without an answer nothing is tried.
     importer.fake.add_fault("cuDeviceCanAccessPeer#*=801");
     let error = PooledImport::new(&importer.core, &peer, &key(&rkey), &[1], soon()).unwrap_err();
     assert!(matches!(error.kind, ImportErrorKind::Driver(driver) if driver.call == "cuDeviceCanAccessPeer"), "{error}");
     assert_eq!(importer.fake.counters().mappings, 0);
     assert_eq!(importer.fake.calls("cuMemPoolDestroy"), 2, "and nothing of it stays");
+}
+
+#[test]
+fn a_device_that_cannot_reach_the_pool_gets_nothing() {
+    // B36: this driver grants the access, and nothing comes of it.
+    let config = FakeConfig { devices: Some(2), no_peers: true, ..FakeConfig::default() };
+    let Some((me, importer)) = enter_with("a_device_that_cannot_reach_the_pool_gets_nothing", &config) else { return };
+    let start = Snapshot::take(&importer.fake);
+    let mut remote = Remote::start(&me);
+    let pool = remote.number("pool 0 1");
+    let a = remote.number(&format!("pool_alloc {pool} {} 1", 2 * MIB));
+    let (_, rkey) = remote.export_at(a, 2 * MIB);
+    let peer = importer.connect(&rkey).unwrap();
+    for devices in [&[1][..], &[0, 1]] {
+        let error = PooledImport::new(&importer.core, &peer, &key(&rkey), devices, soon()).unwrap_err();
+        assert_eq!(error.kind, ImportErrorKind::NoPeerAccess { device: 1, home: 0 });
+    }
+    drop(peer);
+    remote.finish();
+    start.assert_unchanged(&importer.fake, "refusals");
+}
+
+#[test]
+fn many_allocations_of_a_pool_cost_one_look_each() {
+    let Some((me, importer)) = enter("many_allocations_of_a_pool_cost_one_look_each") else { return };
+    let mut remote = Remote::start(&me);
+    remote.ask("exporter 64");
+    let pool = remote.number("pool 0 1");
+    const MANY: u64 = 300;
+    let addresses: Vec<u64> = (0..MANY).map(|seed| remote.number(&format!("pool_alloc {pool} 512 {seed}"))).collect();
+    let before = remote.number("calls cuPointerGetAttribute");
+    let rkeys: Vec<Rkey> = addresses.iter().map(|address| remote.export_at(*address, 512).1).collect();
+    let looks = remote.number("calls cuPointerGetAttribute") - before;
+    assert!(looks <= 2 * MANY, "{looks}: one for the allocation, one for whoever vouches for the pool");
+    assert_eq!((remote.stats().chunks, remote.stats().fds), (MANY, 1));
+    let peer = importer.connect(&rkeys[0]).unwrap();
+    for (rkey, seed) in rkeys.iter().zip(0..) {
+        verify(&importer, &import(&importer, &peer, rkey), rkey, seed);
+    }
+    let imports: Vec<PooledImport> = rkeys.iter().map(|rkey| import(&importer, &peer, rkey)).collect();
+    assert_eq!(importer.fake.counters().pools, 1);
+    drop(imports);
+    assert_eq!((importer.fake.counters().pools, importer.fake.counters().mappings), (0, 0));
 }
 
 #[test]

@@ -3,10 +3,10 @@
 //! All of this is done under the flight over the whole window, so nobody else imports, unmaps or gives access meanwhile. The window's address is that of the
 //! mapping and comes and goes with it.
 
-use core::sync::atomic::Ordering::{AcqRel, Release};
+use core::sync::atomic::Ordering::Release;
 
 use cuda_ipc_core::import::Found;
-use cuda_ipc_core::importer::{Deadline, ImportErrorKind};
+use cuda_ipc_core::importer::Deadline;
 use cuda_ipc_core::sys::driver::DriverError;
 
 use super::Window;
@@ -27,18 +27,18 @@ impl Window {
             }
             Err(error) => {
                 self.cache.dismiss();
-                if let ImportErrorKind::NoPeerAccess { device, .. } = error.kind {
-                    // The others are none the worse: whoever asks for this device again is told again.
-                    let bit = u32::try_from(device).ok().and_then(|device| 1_u64.checked_shl(device)).unwrap_or(0);
-                    self.devices.fetch_and(!bit, AcqRel);
-                }
                 Err(self.error(CacheErrorKind::Import(error), error.address))
             }
         }
     }
 
-    /// Gives one more device access to what is imported.
+    /// Gives one more device access to what is imported. A device that cannot have it is refused here, and spoils nothing for the others.
     pub(super) fn open_pooled_to(&self, device: i32, deadline: Deadline) -> Result<(), CacheError> {
+        // Where the allocation is gone, a lease says so.
+        if let Some(Ok(found)) = self.pool_slot.map(|slot| self.peer.lookup_pooled(slot, self.base, self.len)) {
+            let may = self.peer.may_use_pooled(self.cache.cuda(), &found, device);
+            may.map_err(|error| self.error(CacheErrorKind::Import(error), self.base))?;
+        }
         // Out of the state meanwhile: no lock is held across a driver call.
         let Some(pooled) = self.lock().pooled.take() else { return Ok(()) };
         let opened = pooled.open_to(&[device], deadline);

@@ -87,15 +87,16 @@ impl Shared {
 
     /// Whether memory of the pool is published and there, so that the pool is the published one. Retires what is not there, and with the last of it the pool.
     pub(super) fn vouches(&self, pool: Pool) -> Result<bool, DriverError> {
-        let witnesses = self.lock().witnesses(pool);
-        for (facts, id) in witnesses {
+        loop {
+            let witness = self.lock().witness(pool);
+            let Some((facts, id)) = witness else { return Ok(false) };
             if self.cuda.buffer_id(facts.base)? == Some(facts.buffer_id) {
                 return Ok(true);
             }
+            // One less each time.
             let retired = self.lock().retire_swept(&self.table, facts.base, id);
             drop(retired);
         }
-        Ok(false)
     }
 
     /// A new fd of the pool, or none where the budget has no room: the export has shown that one can be made, which is what a broker does on demand.

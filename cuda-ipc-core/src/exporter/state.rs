@@ -1,7 +1,7 @@
 //! The exporter's bookkeeping: which chunks are published where, who counts them, and which slots are free. Changed under the exporter's lock; makes no
 //! driver call and closes no fd: what is retired is returned, to be dropped after the lock.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::thread::Thread;
 
@@ -33,8 +33,8 @@ pub(super) struct Record {
 struct PoolRecord {
     id: ChunkId,
     fd: Option<Arc<ProcessFd>>,
-    /// Published allocations of it; retired with the last one.
-    allocations: u64,
+    /// First addresses of its published allocations; it is retired with the last one.
+    allocations: BTreeSet<u64>,
 }
 
 /// A pool's allocation to be published.
@@ -161,7 +161,7 @@ impl State {
                 Ok(id) => {
                     self.stats.fds += u64::from(fd.is_some());
                     self.stats.pools += 1;
-                    self.pools.insert(pool, PoolRecord { id, fd, allocations: 0 });
+                    self.pools.insert(pool, PoolRecord { id, fd, allocations: BTreeSet::new() });
                 }
                 Err(error) => {
                     retired.push(fd);
@@ -173,7 +173,7 @@ impl State {
             retired.push(fd.map(Arc::new));
         }
         let Some(record) = self.pools.get_mut(&pool) else { return Ok((None, retired)) };
-        record.allocations += 1;
+        record.allocations.insert(facts.base);
         let kind = ChunkKind::PoolAllocation { pool: record.id.slot, blob: data };
         let entry = Chunk { kind, fd: None, address: facts.base, len: facts.len, buffer_id: facts.buffer_id, device };
         match self.publish_entry(table, &entry) {
@@ -182,7 +182,7 @@ impl State {
                 Ok((Some(id), retired))
             }
             Err(error) => {
-                retired.push(self.leave_pool(table, pool));
+                retired.push(self.leave_pool(table, pool, facts.base));
                 Err((error, retired))
             }
         }
@@ -212,10 +212,10 @@ impl State {
     }
 
     /// Takes an allocation off its pool; retires the pool with the last one, and gives its fd.
-    fn leave_pool(&mut self, table: &OwnTable, pool: Pool) -> Option<Arc<ProcessFd>> {
+    fn leave_pool(&mut self, table: &OwnTable, pool: Pool, base: u64) -> Option<Arc<ProcessFd>> {
         let record = self.pools.get_mut(&pool)?;
-        record.allocations = record.allocations.saturating_sub(1);
-        if record.allocations != 0 {
+        record.allocations.remove(&base);
+        if !record.allocations.is_empty() {
             return None;
         }
         let record = self.pools.remove(&pool)?;
@@ -226,12 +226,10 @@ impl State {
         record.fd
     }
 
-    /// Published allocations of a pool.
-    pub(super) fn witnesses(&self, pool: Pool) -> Vec<(ChunkFacts, ChunkId)> {
-        if !self.pools.contains_key(&pool) {
-            return Vec::new();
-        }
-        self.chunks.values().filter(|record| record.pool == Some(pool)).map(|record| (record.facts, record.id)).collect()
+    /// A published allocation of a pool.
+    pub(super) fn witness(&self, pool: Pool) -> Option<(ChunkFacts, ChunkId)> {
+        let base = self.pools.get(&pool)?.allocations.first()?;
+        self.chunks.get(base).map(|record| (record.facts, record.id))
     }
 
     /// The pool that is published under this identity, and the fd that is held for it.
@@ -241,7 +239,7 @@ impl State {
 
     /// Retires all of a pool's allocations, and with them the pool.
     pub(super) fn retire_pool(&mut self, table: &OwnTable, pool: Pool) -> Retired {
-        let bases: Vec<u64> = self.witnesses(pool).into_iter().map(|(facts, _)| facts.base).collect();
+        let bases: Vec<u64> = self.pools.get(&pool).map(|record| record.allocations.iter().copied().collect()).unwrap_or_default();
         self.stats.swept += bases.len() as u64;
         self.retire_at(table, &bases)
     }
@@ -309,7 +307,7 @@ impl State {
             self.stats.bytes -= record.facts.len;
             self.stats.fds -= u64::from(record.fd.is_some());
             // The pool after its memory: an importer that finds an allocation live finds its pool's entry the right one.
-            retired.push(record.pool.and_then(|pool| self.leave_pool(table, pool)).or(record.fd));
+            retired.push(record.pool.and_then(|pool| self.leave_pool(table, pool, *base)).or(record.fd));
         }
         if !retired.is_empty() {
             table.wake_epoch();

@@ -1,7 +1,7 @@
 //! Memory of another process by its legacy handle. Opening one handle twice in a context gives the same address, so opens are counted here, process-wide.
 
 use std::collections::HashMap;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use cuda_driver_sys::CUdevice;
 
@@ -19,9 +19,16 @@ static OPENED: PerLife<OpenedHandles> = PerLife::new();
 /// All of this process, by context and handle.
 #[derive(Debug, Default)]
 struct OpenedHandles {
-    handles: Mutex<HashMap<(Context, [u8; 64]), Handle>>,
+    state: Mutex<State>,
     /// A handle's opening or closing is over.
     changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    handles: HashMap<(Context, [u8; 64]), Handle>,
+    /// Threads that wait: where there are none, nobody is woken, which is a system call.
+    waiting: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -144,28 +151,39 @@ impl OpenedHandles {
     /// Takes the handle's place: what is open there. Waits while another thread opens or closes it. [`OpenedHandles::put`] has to follow.
     #[allow(clippy::type_complexity, reason = "address, context and number of users, taken apart at once")]
     fn take(&self, key: (Context, [u8; 64]), deadline: Option<Deadline>) -> Result<Option<(u64, HeldContext, u64)>, ImportErrorKind> {
-        let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         loop {
-            match handles.insert(key, Handle::Busy) {
+            match state.handles.insert(key, Handle::Busy) {
                 None => return Ok(None),
                 Some(Handle::Open { address, held, users }) => return Ok(Some((address, held, users))),
                 Some(Handle::Busy) => {}
             }
-            handles = match deadline {
-                Some(deadline) if deadline.is_over() => return Err(ImportErrorKind::DeadlineOver),
-                Some(deadline) => self.changed.wait_timeout(handles, deadline.remaining()).unwrap_or_else(PoisonError::into_inner).0,
-                None => self.changed.wait(handles).unwrap_or_else(PoisonError::into_inner),
+            if deadline.is_some_and(|deadline| deadline.is_over()) {
+                return Err(ImportErrorKind::DeadlineOver);
+            }
+            state.waiting += 1;
+            state = match deadline {
+                Some(deadline) => self.changed.wait_timeout(state, deadline.remaining()).unwrap_or_else(PoisonError::into_inner).0,
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
             };
+            state.waiting -= 1;
         }
     }
 
     fn put(&self, key: (Context, [u8; 64]), handle: Option<Handle>) {
-        let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         match handle {
-            Some(handle) => handles.insert(key, handle),
-            None => handles.remove(&key),
+            Some(handle) => state.handles.insert(key, handle),
+            None => state.handles.remove(&key),
         };
-        drop(handles);
-        self.changed.notify_all();
+        let somebody_waits = state.waiting != 0;
+        drop(state);
+        if somebody_waits {
+            self.changed.notify_all();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

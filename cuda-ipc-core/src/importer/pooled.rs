@@ -87,6 +87,20 @@ impl Peer {
         Ok(PooledImport { cuda: *cuda, peer: self.clone(), found: *found, address, token })
     }
 
+    /// Whether `device` could use this pool allocation, before anything is imported.
+    ///
+    /// Errors: [`ImportErrorKind::DeviceNotVisible`], [`ImportErrorKind::NoPeerAccess`], or the driver's. Source: cuDeviceCanAccessPeer.
+    pub fn may_use_pooled(&self, cuda: &Cuda, found: &Found, device: CUdevice) -> Result<(), ImportError> {
+        let uuid = found.1.device;
+        let fail = |kind| ImportError { step: ImportStep::Key, kind, pid: self.pid(), address: found.1.address, stuck_bytes: 0 };
+        let driver = |error| fail(ImportErrorKind::Driver(error));
+        let home = cuda.device_with_uuid(uuid).map_err(driver)?.ok_or(fail(ImportErrorKind::DeviceNotVisible { uuid }))?;
+        if device == home || cuda.can_access_peer(device, home).map_err(driver)? {
+            return Ok(());
+        }
+        Err(fail(ImportErrorKind::NoPeerAccess { device, home }))
+    }
+
     /// The pool's entry of an allocation's.
     fn pool_entry(&self, (id, chunk): &Found) -> Result<Found, (ImportStep, ImportErrorKind)> {
         let ChunkKind::PoolAllocation { pool: slot, .. } = chunk.kind else { return Err((ImportStep::Key, ImportErrorKind::KeyKind)) };

@@ -24,9 +24,16 @@ static IMPORTS: PerLife<Imports> = PerLife::new();
 /// All of this process.
 #[derive(Debug, Default)]
 struct Imports {
-    exporters: Mutex<HashMap<Nonce, Exporter>>,
+    state: Mutex<State>,
     /// Somebody is done with an exporter.
     changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    exporters: HashMap<Nonce, Exporter>,
+    /// Threads that wait: where there are none, nobody is woken, which is a system call.
+    waiting: usize,
 }
 
 /// What is imported from one exporter's pools.
@@ -75,17 +82,22 @@ impl Turn {
     /// of a few driver calls.
     pub(super) fn wait_for(nonce: Nonce, deadline: Option<Deadline>) -> Result<Self, ImportErrorKind> {
         let imports = IMPORTS.get().map_err(ImportErrorKind::Syscall)?;
-        let mut exporters = imports.lock();
-        while exporters.get(&nonce).is_some_and(|exporter| exporter.busy) {
-            exporters = match deadline {
-                Some(deadline) if deadline.is_over() => return Err(ImportErrorKind::DeadlineOver),
-                Some(deadline) => imports.changed.wait_timeout(exporters, deadline.remaining()).unwrap_or_else(PoisonError::into_inner).0,
-                None => imports.changed.wait(exporters).unwrap_or_else(PoisonError::into_inner),
+        let mut state = imports.lock();
+        while state.exporters.get(&nonce).is_some_and(|exporter| exporter.busy) {
+            if deadline.is_some_and(|deadline| deadline.is_over()) {
+                return Err(ImportErrorKind::DeadlineOver);
+            }
+            state.waiting += 1;
+            state = match deadline {
+                Some(deadline) => imports.changed.wait_timeout(state, deadline.remaining()).unwrap_or_else(PoisonError::into_inner).0,
+                None => imports.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
             };
+            state.waiting -= 1;
         }
-        let place = exporters.entry(nonce).or_default();
+        let place = state.exporters.entry(nonce).or_default();
         let exporter = core::mem::take(place);
         place.busy = true;
+        drop(state);
         Ok(Self { imports, nonce, exporter })
     }
 
@@ -184,20 +196,23 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         let exporter = core::mem::take(&mut self.exporter);
-        let mut exporters = self.imports.lock();
+        let mut state = self.imports.lock();
         if exporter.pools.is_empty() && exporter.pointers.is_empty() {
-            exporters.remove(&self.nonce);
+            state.exporters.remove(&self.nonce);
         } else {
-            exporters.insert(self.nonce, exporter);
+            state.exporters.insert(self.nonce, exporter);
         }
-        drop(exporters);
-        self.imports.changed.notify_all();
+        let somebody_waits = state.waiting != 0;
+        drop(state);
+        if somebody_waits {
+            self.imports.changed.notify_all();
+        }
     }
 }
 
 impl Imports {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Nonce, Exporter>> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         // A panic under this lock would be a bug of ours; the map is changed in single steps, so going on is better than failing for ever.
-        self.exporters.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

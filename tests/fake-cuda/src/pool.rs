@@ -246,7 +246,7 @@ pub(crate) fn attribute(pool: Handle<CUmemPoolHandle_st>, attribute: CUmemPool_a
     }
 }
 
-/// `cuMemPoolSetAccess`: for what is allocated and for what comes.
+/// `cuMemPoolSetAccess`: for what is allocated and for what comes. Of a device that cannot reach the pool's it is granted without effect, as some drivers do.
 pub(crate) fn set_access(pool: Handle<CUmemPoolHandle_st>, rights: In<CUmemAccessDesc_v1>, count: usize) -> Answer {
     let mut process = process::lock()?;
     let number = pool.id();
@@ -255,6 +255,9 @@ pub(crate) fn set_access(pool: Handle<CUmemPoolHandle_st>, rights: In<CUmemAcces
         let right = rights.at(index)?;
         let device = vmm::location(&process, &right.location)?;
         let bits = u64::from(right.flags.0);
+        if !process.peers && process.pools.get(number)?.device != device {
+            continue;
+        }
         process.pools.get(number)?.access.set(device, bits);
         process.space.set_access_of(
             device,

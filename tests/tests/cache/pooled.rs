@@ -254,6 +254,26 @@ fn devices_get_access_by_and_by() {
 }
 
 #[test]
+fn a_device_that_cannot_reach_the_pool_is_refused_and_spoils_nothing() {
+    // B36: this driver grants the access, and nothing comes of it.
+    let config = FakeConfig { devices: Some(2), no_peers: true, ..FakeConfig::default() };
+    let Some(world) = enter_with(test_name!(a_device_that_cannot_reach_the_pool_is_refused_and_spoils_nothing), &config) else { return };
+    let mut there = PoolThere::start(&world);
+    let (_, rkey) = there.alloc(1);
+    let cache = world.quiet_cache();
+    for _ in 0..2 {
+        let error = cache.window(&key(&rkey), 1, false, soon()).unwrap_err();
+        let CacheErrorKind::Import(import) = error.kind else { panic!("{error}") };
+        assert_eq!(import.kind, ImportErrorKind::NoPeerAccess { device: 1, home: 0 });
+        let window = window(&cache, &rkey);
+        drop(world.verify_pooled(&window, 1));
+    }
+    assert_eq!(world.importer.fake.calls("cuMemPoolSetAccess"), 1, "only for the one that can");
+    there.remote.finish();
+    world.close(cache);
+}
+
+#[test]
 fn a_driver_on_its_way_out_is_no_failure_for_a_pool() {
     // B42.
     let Some(world) = enter(test_name!(a_driver_on_its_way_out_is_no_failure_for_a_pool)) else { return };
