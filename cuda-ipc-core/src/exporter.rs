@@ -168,6 +168,9 @@ impl Exporter {
                     _own: None,
                 }
             }
+            Err((Cause::NotDeviceMemory | Cause::Hole, at)) if at == address && shared.lock().was_exported(address) => {
+                return Err(refused(Cause::Freed));
+            }
             Err((cause, address)) => return Err(NoIpc { cause, address }),
         };
         shared.ensure_broker();

@@ -22,6 +22,8 @@ pub enum Cause {
     EmptyRange,
     /// Not memory that the CUDA driver knows: pageable host memory, or memory that was freed.
     NotDeviceMemory,
+    /// There was memory of this exporter's at the address, and it is gone.
+    Freed,
     /// Host memory that the driver knows: pinned, registered, or placed on a host's NUMA node.
     HostMemory,
     /// Managed memory has no handle.
@@ -111,6 +113,7 @@ impl fmt::Display for Cause {
         match *self {
             Self::EmptyRange => f.write_str("the range is empty or wraps around"),
             Self::NotDeviceMemory => f.write_str("the CUDA driver knows no memory there (it is host memory, or was freed)"),
+            Self::Freed => f.write_str("it has been freed since it was exported before"),
             Self::HostMemory => f.write_str("it is host memory"),
             Self::Managed => f.write_str("it is managed memory"),
             Self::Legacy => f.write_str("it is cuMemAlloc memory, which goes by a legacy handle, in the middle of other memory"),

@@ -71,6 +71,23 @@ fn holes() {
 }
 
 #[test]
+fn freed_memory() {
+    let Some((mut remote, _)) = enter("freed_memory", &FakeConfig::default()) else { return };
+    let mut memory = remote.memory(64 * MIB, &[(2 * MIB, 1), (2 * MIB, 2), (2 * MIB, 3)]);
+    let (export, _) = remote.export(&memory, 0, 4 * MIB);
+    memory.unmap(&mut remote, 0);
+    assert_eq!(refused(&mut remote, memory.base + MIB, 1), "Freed", "published still, and no sweep has found it yet");
+    remote.ask(&format!("release {export}"));
+    memory.unmap(&mut remote, 2 * MIB);
+    assert_eq!(refused(&mut remote, memory.base + 2 * MIB, 1), "Freed", "released, and freed later");
+    memory.unmap(&mut remote, 4 * MIB);
+    assert_eq!(refused(&mut remote, memory.base + 4 * MIB, 1), "Hole", "never exported");
+    // What comes there again is as good as any.
+    memory.map(&mut remote, 0, 2 * MIB, 4);
+    remote.export(&memory, 0, 2 * MIB);
+}
+
+#[test]
 fn memory_of_other_kinds() {
     // A17, B35: the fact, and no attempt at a handle that cannot be had.
     let Some((mut remote, _)) = enter("memory_of_other_kinds", &FakeConfig { fabric: true, ..FakeConfig::default() }) else { return };

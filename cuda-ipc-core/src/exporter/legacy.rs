@@ -35,6 +35,7 @@ impl Shared {
             return Err(Cause::LeavesAllocation { base, len: allocation_len });
         }
         let own = OwnHandle::new(handle, base)?;
+        self.lock().remember_place(base, allocation_len);
         Ok(Some(Export {
             shared: self.clone(),
             payload: Payload::Legacy(handle),

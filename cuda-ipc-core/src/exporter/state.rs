@@ -1,7 +1,7 @@
 //! The exporter's bookkeeping: which chunks are published where, who counts them, and which slots are free. Changed under the exporter's lock; makes no
 //! driver call and closes no fd: what is retired is returned, to be dropped after the lock.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::thread::Thread;
 
@@ -61,6 +61,8 @@ pub(super) struct State {
     chunks: BTreeMap<u64, Record>,
     /// Pools of published allocations.
     pools: BTreeMap<Pool, PoolRecord>,
+    /// Where something was exported that is not any more, the last ones: what tells freed memory from what never was any.
+    gone: VecDeque<(u64, u64)>,
     /// What trials have told, by the ordinal of the device.
     means: BTreeMap<i32, Means>,
     free_slots: Vec<u32>,
@@ -300,6 +302,7 @@ impl State {
         let mut retired = Vec::with_capacity(bases.len());
         for base in bases {
             let Some(record) = self.chunks.remove(base) else { continue };
+            self.remember_place(record.facts.base, record.facts.len);
             writer.retire(record.id);
             self.free_slots.push(record.id.slot);
             self.stats.chunks -= 1;
@@ -322,6 +325,20 @@ impl State {
             }
         }
         retired
+    }
+
+    /// Remembers that something was exported there.
+    pub(super) fn remember_place(&mut self, address: u64, len: u64) {
+        const MOST: usize = 1024;
+        if self.gone.len() >= MOST {
+            self.gone.pop_front();
+        }
+        self.gone.push_back((address, len));
+    }
+
+    /// Whether something was exported at `address` some time. (What is published still may be gone without a word.)
+    pub(super) fn was_exported(&self, address: u64) -> bool {
+        self.find(address).is_some() || self.gone.iter().any(|&(base, len)| address.checked_sub(base).is_some_and(|offset| offset < len))
     }
 
     /// Registers an export that is about to begin.
