@@ -309,8 +309,13 @@ impl Child {
     }
 
     fn exporter(fake: &Fake, seed: &str) -> (Self, String) {
-        let settings =
-            format!(r#"{{"device":0,"kind":"vmm","sizes":[2097152,20971520,2097152],"seed":{seed},"inside_chunks":true,"fd_each":true}}"#);
+        Self::exporter_of(fake, "vmm", seed)
+    }
+
+    fn exporter_of(fake: &Fake, kind: &str, seed: &str) -> (Self, String) {
+        let settings = format!(
+            r#"{{"device":0,"kind":"{kind}","sizes":[2097152,20971520,2097152],"seed":{seed},"inside_chunks":true,"fd_each":true}}"#
+        );
         let mut child = Self::start(fake, "exporter", &settings);
         let rkey = child.value()["rkey"].as_str().expect("an rkey").to_owned();
         (child, rkey)
@@ -336,6 +341,16 @@ impl Child {
         drop(self.input);
         assert!(self.process.wait().expect("it ends").success());
     }
+}
+
+#[test]
+fn inspect_finds_a_pools_memory_and_its_fd() {
+    let Some(fake) = Fake::new("inspect-pool") else { return };
+    let (exporter, rkey) = Child::exporter_of(&fake, "pool", "1");
+    let (code, out, err) = fake.run(&["inspect", &rkey]);
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("1 here") && out.contains("1 chunks with an fd in the exporter, 0 without"), "{out}");
+    exporter.end();
 }
 
 #[test]
