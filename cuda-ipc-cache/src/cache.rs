@@ -169,7 +169,7 @@ impl Cache {
     /// Opens what `rkey` names for `device` (an ordinal of this process), whatever carries it: the one call for users who do not care.
     ///
     /// The rkey's bytes decide: a window of chunks or of a pool's allocation, a mapping by a legacy handle, or memory of this very process. Nothing is
-    /// imported yet but a legacy handle. Errors: [`CacheError`]; [`CacheErrorKind::NoIpc`] where the exporter has said that there is no lane.
+    /// imported yet but a legacy handle. A pool's memory and a legacy mapping can be written whatever was asked for. Errors: [`CacheError`]; [`CacheErrorKind::NoIpc`] where the exporter has said that there is no lane.
     pub fn open(&self, rkey: &Rkey, device: CUdevice, writable: bool, deadline: Deadline) -> Result<Opened, CacheError> {
         Opened::new(self, rkey, device, writable, deadline)
     }

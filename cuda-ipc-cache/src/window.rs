@@ -123,6 +123,11 @@ impl Window {
         self.writable
     }
 
+    /// Whether it is of a pool's allocation.
+    pub(crate) const fn is_pooled(&self) -> bool {
+        self.pool_slot.is_some()
+    }
+
     /// The exporter.
     pub const fn peer(&self) -> &Arc<Peer> {
         &self.peer

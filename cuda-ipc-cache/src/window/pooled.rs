@@ -4,13 +4,17 @@
 //! mapping and comes and goes with it.
 
 use core::sync::atomic::Ordering::Release;
+use core::time::Duration;
 
 use cuda_ipc_core::import::Found;
-use cuda_ipc_core::importer::Deadline;
+use cuda_ipc_core::importer::{Deadline, ImportErrorKind};
 use cuda_ipc_core::sys::driver::DriverError;
 
 use super::Window;
 use crate::error::{CacheError, CacheErrorKind};
+
+/// How often it is looked whether what is in the way has gone.
+const POLL: Duration = Duration::from_micros(500);
 
 impl Window {
     /// Imports the allocation and makes it leasable, if it is missing.
@@ -18,7 +22,17 @@ impl Window {
         let Some(found) = missing.first() else { return Ok(()) };
         self.cache.admit(self);
         let devices = self.device_list();
-        match self.peer.import_pooled(self.cache.cuda(), found, &devices, deadline) {
+        let imported = loop {
+            match self.peer.import_pooled(self.cache.cuda(), found, &devices, deadline) {
+                // Another window has what was there before. Where it is idle it goes now; else when its leases end.
+                Err(error) if error.kind == ImportErrorKind::StillInUse && !deadline.is_over() => {
+                    self.cache.clear_dead();
+                    std::thread::sleep(POLL.min(deadline.remaining()));
+                }
+                other => break other,
+            }
+        };
+        match imported {
             Ok(imported) => {
                 self.local_base.store(imported.address(), Release);
                 self.lock().pooled = Some(Box::new(imported));
@@ -27,7 +41,8 @@ impl Window {
             }
             Err(error) => {
                 self.cache.dismiss();
-                Err(self.error(CacheErrorKind::Import(error), error.address))
+                let busy = error.kind == ImportErrorKind::StillInUse;
+                Err(self.error(if busy { CacheErrorKind::Busy } else { CacheErrorKind::Import(error) }, error.address))
             }
         }
     }

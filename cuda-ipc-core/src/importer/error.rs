@@ -131,6 +131,8 @@ pub enum ImportErrorKind {
         /// Its UUID.
         uuid: [u8; 16],
     },
+    /// This process still has an import of what the exporter offered in its place before, and it is not known to be the same memory.
+    StillInUse,
     /// What was mapped is shorter than what the exporter says, and its rest would be other memory of this process.
     TooShort {
         /// Bytes that are there.
@@ -159,7 +161,10 @@ impl ImportError {
             ImportErrorKind::Pidfd(error) => matches!(error.errno, Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM),
             ImportErrorKind::Syscall(error) => matches!(Errno(error.errno), Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM),
             ImportErrorKind::Broker(error) | ImportErrorKind::NoRoute { broker: error, .. } => error.retryable(),
-            ImportErrorKind::Lookup(LookupError::Unsettled) | ImportErrorKind::Retired | ImportErrorKind::DeadlineOver => true,
+            ImportErrorKind::Lookup(LookupError::Unsettled)
+            | ImportErrorKind::Retired
+            | ImportErrorKind::StillInUse
+            | ImportErrorKind::DeadlineOver => true,
             _ => false,
         }
     }
@@ -238,6 +243,7 @@ impl fmt::Display for ImportErrorKind {
                 uuid.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
                 f.write_str(" is not visible to this process")
             }
+            Self::StillInUse => f.write_str("an import of what was there before is still in use"),
             Self::TooShort { mapped } => write!(f, "only {mapped:#x} bytes of it are there"),
             Self::NoPeerAccess { device, home } => write!(f, "device {device} cannot access memory of device {home}"),
             Self::DeadlineOver => f.write_str("the deadline was over"),

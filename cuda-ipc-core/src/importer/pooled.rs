@@ -124,9 +124,10 @@ impl Peer {
         fd: Option<ProcessFd>,
     ) -> Result<Option<u64>, (ImportStep, ImportErrorKind)> {
         let ChunkKind::PoolAllocation { blob, .. } = chunk.kind else { return Err((ImportStep::Key, ImportErrorKind::KeyKind)) };
-        // A pointer that is here already belongs to the pool by which it came: the exporter may have published that pool anew since.
-        let by = turn.pool_of(&blob).unwrap_or(pool.0);
-        let missing = !turn.has_pool(by);
+        if turn.is_in_use(*id, &blob) {
+            return Err(at(Step::Map)(ImportErrorKind::StillInUse));
+        }
+        let missing = !turn.has_pool(pool.0);
         if missing && fd.is_none() {
             return Ok(None);
         }
@@ -137,10 +138,10 @@ impl Peer {
             let home = home.ok_or_else(|| at(Step::Import)(ImportErrorKind::DeviceNotVisible { uuid: chunk.device }))?;
             let imported =
                 cuda.import_pool(fd.as_fd()).map_err(|error| at(Step::Import)(ImportErrorKind::of_import(error, chunk.device)))?;
-            turn.add_pool(by, imported, home);
+            turn.add_pool(pool.0, imported, home);
         }
-        turn.open_to(cuda, by, devices).map_err(at(Step::SetAccess))?;
-        let address = turn.pointer(cuda, by, &blob).map_err(at(Step::Map))?;
+        turn.open_to(cuda, pool.0, devices).map_err(at(Step::SetAccess))?;
+        let address = turn.pointer(cuda, pool.0, *id, &blob).map_err(at(Step::Map))?;
         if let Err(kind) = reaches(cuda, devices.first().copied().unwrap_or(0), address, chunk.len) {
             let _ = turn.release(cuda, address);
             return Err(at(Step::Map)(kind));
@@ -244,11 +245,9 @@ impl PooledImport {
             address: self.found.1.address,
             stuck_bytes: 0,
         };
-        let (ChunkKind::PoolAllocation { blob, .. }, true) = (self.found.1.kind, fork::is_current(self.token)) else {
-            return Err(fail(ImportErrorKind::Forked));
-        };
+        let Some(address) = self.address.filter(|_| fork::is_current(self.token)) else { return Err(fail(ImportErrorKind::Forked)) };
         let mut turn = Turn::wait_for(self.peer.nonce(), Some(deadline)).map_err(fail)?;
-        let pool = turn.pool_of(&blob).ok_or(fail(ImportErrorKind::Retired))?;
+        let pool = turn.pool_of(address).ok_or(fail(ImportErrorKind::Retired))?;
         self.cuda.with_relaxed_capture(|| turn.open_to(&self.cuda, pool, devices)).map_err(fail)
     }
 

@@ -1,8 +1,8 @@
 //! Imported pools and pointers of them: one of each in the whole process, whoever asks, counted.
 //!
 //! The driver gives the same address for a pointer that is imported twice, and the first free unmaps it for both (A9); and it wants a pool's pointers freed
-//! before the pool. So all imports of this process stand in one place: pools by {exporter's nonce, slot, generation}, pointers by their export data and by
-//! the address that came out. Imports and frees of one exporter's pools happen one after the other: whoever finds another at work waits, so nobody ever
+//! before the pool. So all imports of this process stand in one place: pools by {exporter's nonce, slot, generation}, pointers by the same of their
+//! allocation, by their export data and by the address that came out. Imports and frees of one exporter's pools happen one after the other: whoever finds another at work waits, so nobody ever
 //! meets a pointer that is being freed. That order is kept by a flag and not by a lock: none is held across a driver call.
 //!
 //! A pool knows one kind of access, for reading and writing, and gives it to a device for all of its memory. It is asked for only after the driver has said that
@@ -44,8 +44,8 @@ struct Exporter {
     pools: HashMap<ChunkId, ImportedPool>,
     /// By address.
     pointers: HashMap<u64, Pointer>,
-    /// Addresses by export data.
-    addresses: HashMap<[u8; 64], u64>,
+    /// Addresses by export data, and the allocation that each was imported for.
+    addresses: HashMap<[u8; 64], (u64, ChunkId)>,
 }
 
 /// An imported pool.
@@ -128,9 +128,17 @@ impl Turn {
         Ok(())
     }
 
-    /// The address of a pointer with this export data, imported by `pool` if it is not, and counted once more.
-    pub(super) fn pointer(&mut self, cuda: &Cuda, pool: ChunkId, data: &[u8; 64]) -> Result<u64, ImportErrorKind> {
-        if let Some(&address) = self.exporter.addresses.get(data)
+    /// Whether this export data belongs to an import for another allocation, which must go before: nothing says whether that shows the same memory.
+    pub(super) fn is_in_use(&self, allocation: ChunkId, data: &[u8; 64]) -> bool {
+        self.exporter.addresses.get(data).is_some_and(|(_, known)| *known != allocation)
+    }
+
+    /// The address of the allocation with this export data, imported by `pool` if it is not, and counted once more.
+    pub(super) fn pointer(&mut self, cuda: &Cuda, pool: ChunkId, allocation: ChunkId, data: &[u8; 64]) -> Result<u64, ImportErrorKind> {
+        if self.is_in_use(allocation, data) {
+            return Err(ImportErrorKind::StillInUse);
+        }
+        if let Some(&(address, _)) = self.exporter.addresses.get(data)
             && let Some(pointer) = self.exporter.pointers.get_mut(&address)
         {
             pointer.users += 1;
@@ -145,13 +153,13 @@ impl Turn {
         });
         pointer.users += 1;
         pointer.data.push(*data);
-        self.exporter.addresses.insert(*data, address);
+        self.exporter.addresses.insert(*data, (address, allocation));
         Ok(address)
     }
 
-    /// The pool by which the pointer with this export data was imported, if it is.
-    pub(super) fn pool_of(&self, data: &[u8; 64]) -> Option<ChunkId> {
-        self.exporter.addresses.get(data).and_then(|address| self.exporter.pointers.get(address)).map(|pointer| pointer.pool)
+    /// The pool by which what is at this address was imported.
+    pub(super) fn pool_of(&self, address: u64) -> Option<ChunkId> {
+        self.exporter.pointers.get(&address).map(|pointer| pointer.pool)
     }
 
     /// Takes one user off a pointer; frees it after its last one, and its pool after its last pointer.

@@ -153,6 +153,32 @@ fn another_allocation_at_the_same_address_is_imported_anew() {
 }
 
 #[test]
+fn memory_that_is_published_anew_in_another_slot_waits_for_its_old_window() {
+    let Some(world) = enter(test_name!(memory_that_is_published_anew_in_another_slot_waits_for_its_old_window)) else { return };
+    let mut there = PoolThere::start(&world);
+    let address = there.remote.number(&format!("pool_alloc {} {LEN} 1", there.pool));
+    let (export, old) = there.remote.export_at(address, LEN);
+    let cache = world.quiet_cache();
+    let first = window(&cache, &old);
+    let lease = world.verify_pooled(&first, 1);
+    // Another allocation takes its slot meanwhile.
+    there.remote.ask(&format!("release {export}"));
+    there.alloc(2);
+    there.alloc(3);
+    let (_, new) = there.remote.export_at(address, LEN);
+    assert_ne!(key(&new), key(&old));
+    let second = window(&cache, &new);
+    assert_eq!(second.lease(address, LEN, in_ms(5)).unwrap_err().kind, CacheErrorKind::Busy);
+    drop(lease);
+    // Idle it makes room by itself, without a sweeper.
+    drop(world.verify_pooled(&second, 1));
+    world.assert_pooled(&cache, 1);
+    drop((first, second));
+    there.remote.finish();
+    world.close(cache);
+}
+
+#[test]
 fn limits_count_allocations_like_chunks() {
     let Some(world) = enter(test_name!(limits_count_allocations_like_chunks)) else { return };
     let mut there = PoolThere::start(&world);
