@@ -61,7 +61,7 @@ impl Shared {
         }
         let device = self.cuda.device_uuid(facts.device)?;
         let fd = if self.vouches(pool)? { None } else { Some(self.fd_of_pool(pool, facts.device)?) };
-        let data = self.cuda.export_pool_pointer(base)?;
+        let data = self.cuda.with_context_if_needed(facts.device, || self.cuda.export_pool_pointer(base))?;
         // The data is of the memory that was described only if that is there still.
         if self.cuda.buffer_id(base)? != Some(facts.buffer_id) {
             return Ok(None);
@@ -101,7 +101,8 @@ impl Shared {
 
     /// A new fd of the pool, or none where the budget has no room: the export has shown that one can be made, which is what a broker does on demand.
     fn fd_of_pool(&self, pool: Pool, device: i32) -> Result<Option<ProcessFd>, Cause> {
-        let fd = self.cuda.export_pool(pool).map_err(|error| out_of_files().unwrap_or_else(|| self.no_fd(device, error)))?;
+        let exported = self.cuda.with_context_if_needed(device, || self.cuda.export_pool(pool));
+        let fd = exported.map_err(|error| out_of_files().unwrap_or_else(|| self.no_fd(device, error)))?;
         let fd = ProcessFd::new(fd)?;
         if fd.took_over() {
             self.retire_taken();

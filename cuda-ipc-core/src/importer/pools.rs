@@ -122,7 +122,7 @@ impl Turn {
             if device != home && !cuda.can_access_peer(device, home).map_err(ImportErrorKind::Driver)? {
                 return Err(ImportErrorKind::NoPeerAccess { device, home });
             }
-            cuda.open_pool_to(imported.pool, device).map_err(ImportErrorKind::Driver)?;
+            cuda.with_context_if_needed(home, || cuda.open_pool_to(imported.pool, device)).map_err(ImportErrorKind::Driver)?;
             imported.devices.push(device);
         }
         Ok(())
@@ -145,7 +145,9 @@ impl Turn {
             return Ok(address);
         }
         let Some(imported) = self.exporter.pools.get_mut(&pool) else { return Err(ImportErrorKind::Retired) };
-        let address = cuda.import_pool_pointer(imported.pool, data).map_err(ImportErrorKind::Driver)?;
+        let address = cuda
+            .with_context_if_needed(imported.home, || cuda.import_pool_pointer(imported.pool, data))
+            .map_err(ImportErrorKind::Driver)?;
         // An address that is here already is one mapping with that, whatever the data said.
         let pointer = self.exporter.pointers.entry(address).or_insert_with(|| {
             imported.pointers += 1;
@@ -171,7 +173,8 @@ impl Turn {
             pointer.users -= 1;
             return Ok(());
         }
-        match cuda.free_pool_pointer(address) {
+        let home = self.exporter.pools.get(&pointer.pool).map_or(0, |pool| pool.home);
+        match cuda.free_pool_pointer(home, address) {
             Ok(()) => {}
             // It is not there: somebody else has freed it.
             Err(error) if error.is_no_such_memory() => {}
@@ -196,7 +199,7 @@ impl Turn {
             }
             // A driver bug wants access of other devices taken back first (nvbug 5698116). Nothing can be done where that fails.
             imported.devices.retain(|&device| device == imported.home || cuda.close_pool_to(imported.pool, device).is_err());
-            cuda.destroy_pool(imported.pool).is_err()
+            cuda.destroy_pool(imported.home, imported.pool).is_err()
         });
     }
 }

@@ -53,6 +53,17 @@ impl Cuda {
         value.and_then(|value| let_go.map(|()| value))
     }
 
+    /// Makes a call that needs no context, as far as is known; where the driver says that it does, once more with one of `device`.
+    ///
+    /// What such a call was for is not done then, so that "no context" is never taken for "released already".
+    pub(crate) fn with_context_if_needed<T>(&self, device: CUdevice, call: impl Fn() -> Result<T, DriverError>) -> Result<T, DriverError> {
+        const INVALID_CONTEXT: u32 = CUresult::CUDA_ERROR_INVALID_CONTEXT.0;
+        match call() {
+            Err(DriverError { code: INVALID_CONTEXT, .. }) => self.with_context_of(device, &call),
+            other => other,
+        }
+    }
+
     /// Base and length in bytes of the allocation that holds `address`. Needs a current context. Source: cuMemGetAddressRange.
     pub(crate) fn allocation(&self, address: u64) -> Result<(u64, u64), DriverError> {
         let (mut base, mut len): (CUdeviceptr, usize) = (0, 0);

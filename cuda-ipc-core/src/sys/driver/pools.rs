@@ -99,15 +99,15 @@ impl Cuda {
         Ok(can != 0)
     }
 
-    /// Unmaps an imported pointer: work that uses it must be complete. Tried twice: what stays pins the exporter's memory. Source: cuMemFree.
-    pub(crate) fn free_pool_pointer(&self, address: u64) -> Result<(), DriverError> {
-        let free = || call!(self, cuMemFree(address));
+    /// Unmaps an imported pointer of a pool on `home`: work that uses it must be complete. Tried twice: what stays pins the exporter's memory. Source: cuMemFree.
+    pub(crate) fn free_pool_pointer(&self, home: CUdevice, address: u64) -> Result<(), DriverError> {
+        let free = || self.with_context_if_needed(home, || call!(self, cuMemFree(address)));
         released(free().or_else(|_| free()))
     }
 
-    /// Gives an imported pool back, after its last pointer. Tried twice.
-    pub(crate) fn destroy_pool(&self, pool: Pool) -> Result<(), DriverError> {
-        let destroy = || call!(self, cuMemPoolDestroy(pool.raw()));
+    /// Gives an imported pool back, after its last pointer. Tried twice, likewise.
+    pub(crate) fn destroy_pool(&self, home: CUdevice, pool: Pool) -> Result<(), DriverError> {
+        let destroy = || self.with_context_if_needed(home, || call!(self, cuMemPoolDestroy(pool.raw())));
         released(destroy().or_else(|_| destroy()))
     }
 }
