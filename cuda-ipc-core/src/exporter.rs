@@ -113,6 +113,18 @@ pub struct ExporterStats {
     pub retired: u64,
     /// Among these, chunks that a sweep found gone.
     pub swept: u64,
+    /// Exports that were refused; [`Exporter::refusals`] says why.
+    pub refused: u64,
+}
+
+/// Exports that were refused for one cause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Refused {
+    /// The first of them.
+    pub first: NoIpc,
+    /// How many there were.
+    pub times: u64,
 }
 
 impl fmt::Debug for Exporter {
@@ -139,6 +151,14 @@ impl Exporter {
     /// is published already costs no export call. Errors: [`NoIpc`] names the cause and the address; nothing has changed then. Source:
     /// cuMemRetainAllocationHandle, cuMemExportToShareableHandle; cuMemPoolExportToShareableHandle, cuMemPoolExportPointer; cuIpcGetMemHandle.
     pub fn export(&self, address: u64, len: u64) -> Result<Export, NoIpc> {
+        let outcome = self.export_by_lane(address, len);
+        if let (Err(refused), true) = (&outcome, self.shared.is_current()) {
+            self.shared.lock().count_refusal(refused);
+        }
+        outcome
+    }
+
+    fn export_by_lane(&self, address: u64, len: u64) -> Result<Export, NoIpc> {
         let shared = &self.shared;
         let mut walk = Walk::new(address, len);
         let run = shared.run(&mut walk);
@@ -210,6 +230,11 @@ impl Exporter {
     /// Why importers cannot reach the broker by one of its names, as far as the last beginning has shown. An export does not fail for that.
     pub fn broker_failures(&self) -> BrokerFailures {
         if self.shared.is_current() { self.shared.broker.failures() } else { BrokerFailures::default() }
+    }
+
+    /// What could not be exported, by cause: the first of each, and how often. For a caller who says each cause once.
+    pub fn refusals(&self) -> Vec<Refused> {
+        if self.shared.is_current() { self.shared.lock().refusals() } else { Vec::new() }
     }
 
     /// Counts as of now.

@@ -100,6 +100,38 @@ pub enum Cause {
     Forked,
 }
 
+impl Cause {
+    /// A short name that does not change: for counting and for machines.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::EmptyRange => "empty-range",
+            Self::NotDeviceMemory => "not-device-memory",
+            Self::Freed => "freed",
+            Self::HostMemory => "host-memory",
+            Self::Managed => "managed",
+            Self::Legacy => "legacy",
+            Self::NoHandleType => "no-handle-type",
+            Self::FabricOnly => "fabric-only",
+            Self::FabricRefused { .. } => "fabric-refused",
+            Self::PosixRefused { .. } => "posix-refused",
+            Self::DefaultPool => "default-pool",
+            Self::PoolWithoutHandle => "pool-without-handle",
+            Self::PosixPool => "posix-pool",
+            Self::Hole => "hole",
+            Self::LeavesReservation { .. } => "leaves-reservation",
+            Self::LeavesAllocation { .. } => "leaves-allocation",
+            Self::SeveralDevices => "several-devices",
+            Self::Unaligned { .. } => "unaligned",
+            Self::KeptChanging => "kept-changing",
+            Self::TableFull => "table-full",
+            Self::TooManyFiles { .. } => "too-many-files",
+            Self::Table { .. } => "table",
+            Self::Driver { .. } => "driver",
+            Self::Forked => "forked",
+        }
+    }
+}
+
 impl fmt::Display for NoIpc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "memory at {:#x} cannot be shared: {}", self.address, self.cause)

@@ -123,3 +123,37 @@ fn what_users_rely_on_holds_in_every_combination() {
         assert_eq!(matches!(verdict, Verdict::Goes(_)), matches!(other, Verdict::Goes(_)), "{memory:?}");
     }
 }
+
+#[test]
+fn every_cause_has_a_name_and_a_text_of_its_own() {
+    let causes = [
+        Cause::EmptyRange,
+        Cause::NotDeviceMemory,
+        Cause::Freed,
+        Cause::HostMemory,
+        Cause::Managed,
+        Cause::Legacy,
+        Cause::NoHandleType,
+        Cause::FabricOnly,
+        Cause::FabricRefused { code: 800 },
+        Cause::PosixRefused { code: 801 },
+        Cause::DefaultPool,
+        Cause::PoolWithoutHandle,
+        Cause::PosixPool,
+        Cause::Hole,
+        Cause::LeavesReservation { base: 1, len: 2 },
+        Cause::LeavesAllocation { base: 1, len: 2 },
+        Cause::SeveralDevices,
+        Cause::Unaligned { len: 3 },
+        Cause::KeptChanging,
+        Cause::TableFull,
+        Cause::TooManyFiles { limit: 4 },
+        Cause::Table { call: "mmap", errno: 12 },
+        Cause::Driver { call: "cuMemRelease", code: 1 },
+        Cause::Forked,
+    ];
+    let names: std::collections::BTreeSet<&str> = causes.iter().map(Cause::name).collect();
+    let texts: std::collections::BTreeSet<String> = causes.iter().map(ToString::to_string).collect();
+    assert_eq!((names.len(), texts.len()), (causes.len(), causes.len()));
+    assert!(names.iter().all(|name| name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-')), "{names:?}");
+}

@@ -110,6 +110,8 @@ fn memory_of_other_kinds() {
         assert_eq!(refused(&mut remote, memory.base, (offset + 2) * MIB), "NoHandleType", "the first one met");
     }
     assert_eq!(remote.stats().chunks, 0);
+    let counted = "default-pool=3 fabric-only=1 host-memory=3 managed=3 no-handle-type=3 not-device-memory=3 pool-without-handle=3";
+    assert_eq!(remote.ask("refusals"), counted);
     for call in ["cuMemPoolExportToShareableHandle", "cuMemPoolExportPointer", "cuIpcGetMemHandle"] {
         assert_eq!(remote.number(&format!("calls {call}")), 0, "B37: a type that was not asked for is never exported");
     }

@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::thread::Thread;
 
-use super::{CoveredChunk, ExporterStats};
+use super::{CoveredChunk, ExporterStats, Refused};
 use crate::dispatch::Means;
 use crate::export::ChunkFacts;
+use crate::reason::NoIpc;
 use crate::sys::driver::Pool;
 use crate::sys::process_fd::{FdMark, ProcessFd};
 use crate::sys::socket::Socket;
@@ -63,6 +64,8 @@ pub(super) struct State {
     pools: BTreeMap<Pool, PoolRecord>,
     /// Where something was exported that is not any more, the last ones: what tells freed memory from what never was any.
     gone: VecDeque<(u64, u64)>,
+    /// Refused exports by the name of their cause.
+    refused: BTreeMap<&'static str, Refused>,
     /// What trials have told, by the ordinal of the device.
     means: BTreeMap<i32, Means>,
     free_slots: Vec<u32>,
@@ -325,6 +328,15 @@ impl State {
             }
         }
         retired
+    }
+
+    pub(super) fn count_refusal(&mut self, refused: &NoIpc) {
+        self.stats.refused += 1;
+        self.refused.entry(refused.cause.name()).or_insert(Refused { first: *refused, times: 0 }).times += 1;
+    }
+
+    pub(super) fn refusals(&self) -> Vec<Refused> {
+        self.refused.values().copied().collect()
     }
 
     /// Remembers that something was exported there.

@@ -37,6 +37,12 @@ impl Server {
                 let pool = self.pools[at(pool)].take().ok_or("no pool")?;
                 done(self.cuda.pool_destroy(core::ptr::with_exposed_provenance_mut(pool)))
             }
+            ("refusals", []) => {
+                let refusals = self.exporter()?.refusals();
+                let words: Vec<String> =
+                    refusals.iter().map(|refused| format!("{}={}", refused.first.cause.name(), refused.times)).collect();
+                Ok(words.join(" "))
+            }
             ("pools", []) => Ok(self.exporter()?.stats().pools.to_string()),
             _ => self.answer_about_fds(what, words, numbers),
         }
