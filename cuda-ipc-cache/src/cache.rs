@@ -15,14 +15,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cuda_driver_sys::CUdevice;
 use cuda_ipc_core::importer::{Bell, ConnectOptions, Deadline, ImportErrorKind, Peer};
 use cuda_ipc_core::key::{Key, KeyKind, Nonce};
+use cuda_ipc_core::rkey::Rkey;
 use cuda_ipc_core::sys::ProcessLife;
 use cuda_ipc_core::sys::driver::Cuda;
 
 use crate::drain::Drain;
 use crate::error::{CacheError, CacheErrorKind};
 use crate::index::IntervalIndex;
+use crate::opened::Opened;
 use crate::stats::{CacheStats, Counters};
-use crate::window::Window;
+use crate::window::{Named, Window};
 
 use refusals::Refusals;
 use sweeper::Thoroughness;
@@ -85,7 +87,7 @@ pub(crate) struct Shared {
     /// Windows of dead and purged peers that have something mapped still. `None` once the cache is gone: then they are their users' alone.
     closing: Mutex<Option<Vec<Arc<Window>>>>,
     refusals: Mutex<Refusals>,
-    counters: Counters,
+    pub(crate) counters: Counters,
     /// Ticks with each import: the order of uses that evictions go by.
     clock: AtomicU64,
     reserved: AtomicU64,
@@ -94,13 +96,13 @@ pub(crate) struct Shared {
     unsettled: AtomicBool,
 }
 
-type WindowMap = BTreeMap<(u64, u64, bool), Arc<Window>>;
+type WindowMap = BTreeMap<Named, Arc<Window>>;
 
 /// A peer and its windows.
 #[derive(Debug)]
 pub struct PeerWindows {
     peer: Arc<Peer>,
-    /// By base, length and access. A larger reservation made later at the same base is another window.
+    /// By base, length and access, pool allocations by their slot too. A larger reservation made later at the same base is another window.
     /// `None` once the peer is dead or purged: whoever was about to add a window looks the peer up again.
     windows: Mutex<Option<WindowMap>>,
     /// The same by address, for readers: one index for each access.
@@ -139,7 +141,7 @@ impl Cache {
         }
     }
 
-    /// The window of what `key` names, accessible for `device` (an ordinal of this process). Nothing is imported yet.
+    /// The window of what `key` names (a reservation, or an allocation of a pool), accessible for `device` (an ordinal of this process). Nothing is imported yet.
     ///
     /// A peer's first key costs a contact, which has some tens of microseconds; a refusal is remembered and answered at once until it expires. Errors:
     /// [`CacheError`]. Keep the window for as long as the key is of use.
@@ -148,21 +150,35 @@ impl Cache {
         if !self.shared.is_current() {
             return Err(error(CacheErrorKind::Forked));
         }
-        if !matches!(key.kind, KeyKind::Reservation) {
-            return Err(error(CacheErrorKind::OutsideWindow));
-        }
+        let named = match key.kind {
+            KeyKind::Reservation => Named { pool_slot: None, base: key.base, len: key.len, writable },
+            KeyKind::PoolAllocation { slot } => Named { pool_slot: Some(slot), base: key.base, len: key.len, writable: true },
+            _ => return Err(error(CacheErrorKind::OutsideWindow)),
+        };
         // What could never have address space is not worth the memory that describes a window.
         if key.len > self.shared.options.max_address_space {
             return Err(error(self.shared.no_space(key.len)));
         }
         let window = loop {
             let peer = self.shared.peer(key, deadline)?;
-            if let Some(window) = peer.window(&self.shared, key.base, key.len, writable).map_err(error)? {
+            if let Some(window) = peer.window(&self.shared, named).map_err(error)? {
                 break window;
             }
         };
         window.add_device(device, deadline)?;
         Ok(window)
+    }
+
+    /// Opens what `rkey` names for `device` (an ordinal of this process), whatever carries it: the one call for users who do not care.
+    ///
+    /// The rkey's bytes decide: a window of chunks or of a pool's allocation, a mapping by a legacy handle, or memory of this very process. Nothing is
+    /// imported yet but a legacy handle. A pool's memory and a legacy mapping can be written whatever was asked for. Errors: [`CacheError`]; [`CacheErrorKind::NoIpc`] where the exporter has said that there is no lane.
+    pub fn open(&self, rkey: &Rkey, device: CUdevice, writable: bool, deadline: Deadline) -> Result<Opened, CacheError> {
+        Opened::new(self, rkey, device, writable, deadline)
+    }
+
+    pub(crate) const fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
     /// The windows of a peer that is known already.
@@ -218,17 +234,17 @@ impl PeerWindows {
         if writable { write } else { read }
     }
 
-    /// The window of this reservation, made if there is none. `Ok(None)` if the peer is dead or purged.
-    fn window(&self, shared: &Arc<Shared>, base: u64, len: u64, writable: bool) -> Result<Option<Arc<Window>>, CacheErrorKind> {
+    /// The window of this reservation or allocation, made if there is none. `Ok(None)` if the peer is dead or purged.
+    fn window(&self, shared: &Arc<Shared>, named: Named) -> Result<Option<Arc<Window>>, CacheErrorKind> {
         let mut windows = self.lock();
         let Some(windows) = &mut *windows else { return Ok(None) };
-        if let Some(window) = windows.get(&(base, len, writable)) {
+        if let Some(window) = windows.get(&named) {
             return Ok(Some(window.clone()));
         }
-        let window = Window::new(shared.clone(), self.peer.clone(), base, len, writable).ok_or_else(|| shared.no_space(len))?;
+        let window = Window::new(shared.clone(), self.peer.clone(), named).ok_or_else(|| shared.no_space(named.len))?;
         let window = Arc::new(window);
-        windows.insert((base, len, writable), window.clone());
-        self.index(writable).insert(base, len, window.clone());
+        windows.insert(named, window.clone());
+        self.index(named.writable).insert(named.base, named.len, window.clone());
         Ok(Some(window))
     }
 

@@ -51,6 +51,10 @@ pub enum CacheErrorKind {
     Device(i32),
     /// The window was closed, because its peer has exited or was purged. A new key may open a new one.
     Closed,
+    /// It is an allocation of a pool: the driver chooses its address anew with each import, so none can be held.
+    NoReservation,
+    /// The rkey says that the exporter has no lane for the memory.
+    NoIpc,
     /// The cache belongs to the parent process.
     Forked,
 }
@@ -110,6 +114,8 @@ impl fmt::Display for CacheErrorKind {
             Self::Driver(error) => error.fmt(f),
             Self::Device(ordinal) => write!(f, "device ordinal {ordinal} is beyond 63"),
             Self::Closed => f.write_str("the window was closed: the process has exited or was purged"),
+            Self::NoReservation => f.write_str("memory of a pool has no address that can be held"),
+            Self::NoIpc => f.write_str("its exporter has no lane for it"),
             Self::Forked => f.write_str("the cache belongs to the parent process"),
         }
     }

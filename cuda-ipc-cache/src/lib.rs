@@ -1,8 +1,9 @@
-//! Windows that mirror an exporter's reservations: imports of CUDA memory of other processes that are cached, leased and bounded.
+//! Windows that mirror an exporter's reservations and pool allocations: imports of CUDA memory of other processes that are cached, leased and bounded.
 //!
 //! - [`Cache`] (`cache.rs`): peers, their windows, and limits.
 //! - [`Window`] (`window.rs`): the mirror of one reservation; [`Window::lease`] is the use of it.
 //! - [`Lease`] (`lease.rs`): counted use of a range.
+//! - [`Opened`] (`opened.rs`): whatever an rkey names, for users who do not care what carries it.
 //! - [`Drain`] (`drain.rs`): for users who end leases before the work is complete.
 //! - `slot.rs`: the lock-free state behind a hit; `flight.rs`: who may change it.
 //! - [`IntervalIndex`] (`index.rs`): windows by address.
@@ -19,6 +20,7 @@ mod error;
 pub mod flight;
 mod index;
 mod lease;
+mod opened;
 pub mod slot;
 mod stats;
 mod sync;
@@ -29,5 +31,6 @@ pub use drain::Drain;
 pub use error::{CacheError, CacheErrorKind};
 pub use index::IntervalIndex;
 pub use lease::{Lease, LeaseParts};
+pub use opened::{Opened, OpenedLease, OpenedLegacy};
 pub use stats::CacheStats;
 pub use window::{Hold, UnmapCause, Window};

@@ -14,7 +14,7 @@ pub struct CacheStats {
     pub peers: u64,
     /// Windows with address space now.
     pub windows: u64,
-    /// Chunks mapped now.
+    /// Chunks mapped now, allocations of pools among them.
     pub chunks: u64,
     /// Their bytes.
     pub bytes: u64,
@@ -22,6 +22,8 @@ pub struct CacheStats {
     pub waiting_unmaps: u64,
     /// Bytes of address space reserved now.
     pub address_space: u64,
+    /// Legacy handles that users of this cache have open now.
+    pub legacy_handles: u64,
     /// Chunks leased since the start: a lease of three chunks counts three. Hits and misses together.
     pub chunk_leases: u64,
     /// Leases that were no hits.
@@ -60,6 +62,7 @@ pub(crate) struct Counters {
     pub(crate) refused: AtomicU64,
     pub(crate) refused_again: AtomicU64,
     pub(crate) sweeps: AtomicU64,
+    pub(crate) legacy_handles: AtomicU64,
     /// Whether the sweeper's thread runs.
     pub(crate) sweeping: AtomicBool,
 }
@@ -118,6 +121,7 @@ impl Counters {
             unmapped_purged: self.unmapped_purged.load(Relaxed),
             refused: self.refused.load(Relaxed),
             refused_again: self.refused_again.load(Relaxed),
+            legacy_handles: self.legacy_handles.load(Relaxed),
             sweeps: self.sweeps.load(Relaxed),
             ..CacheStats::default()
         }

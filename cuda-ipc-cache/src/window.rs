@@ -1,4 +1,4 @@
-//! A window: this process's mirror of one reservation of a peer.
+//! A window: this process's mirror of one reservation of a peer, or of one allocation of a peer's pool.
 //!
 //! A window has address space of the reservation's length, in which the chunk at `base + x` in the exporter appears at `local base + x`, once somebody has
 //! asked for it. [`Window::lease`] is its use. The hit path is here and in `slot.rs`: no lock, no system call, no driver call, no allocation. The rest of
@@ -7,6 +7,7 @@
 //! - `state.rs`: what is mapped, and who may change which granules: one at a time (`../flight.rs`).
 //! - `fill.rs`: a miss. Look the chunks up, clear what is dead, import what is missing.
 //! - `hold.rs`: an address range that stays.
+//! - `pooled.rs`: what is different where the window is of a pool's allocation: one chunk, at an address that the driver chooses anew with each import.
 //! - `reclaim.rs`: unmapping what is dead or too much, when no lease is on it.
 //!
 //! A window without address space (fresh, or evicted) is as good as any: the next miss reserves some. So users keep their `Arc<Window>` for as long as they
@@ -14,6 +15,7 @@
 
 mod fill;
 mod hold;
+mod pooled;
 mod reclaim;
 mod state;
 
@@ -42,7 +44,7 @@ pub struct Window {
     base: u64,
     len: u64,
     slots: Box<[Slot]>,
-    /// First address of the window here; 0 while it has none. Changes only while nothing is mapped.
+    /// First address of the window here; 0 while it has none. Changes only while nothing can be leased.
     local_base: core::sync::atomic::AtomicU64,
     peer: Arc<Peer>,
     cache: Arc<Shared>,
@@ -50,12 +52,23 @@ pub struct Window {
     last_used: core::sync::atomic::AtomicU64,
 
     writable: bool,
+    /// Slot of the pool allocation that it is of; `None` where it is of a reservation.
+    pool_slot: Option<u32>,
     /// Bit mask of the ordinals of devices that have access.
     devices: core::sync::atomic::AtomicU64,
     /// Leases taken of chunks that are not mapped any more.
     past_takes: core::sync::atomic::AtomicU64,
     /// Flights, and what is mapped. Woken when a flight has landed, and when the last lease of a retiring chunk has ended.
     board: Board,
+}
+
+/// What tells a peer's windows apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Named {
+    pub(crate) pool_slot: Option<u32>,
+    pub(crate) base: u64,
+    pub(crate) len: u64,
+    pub(crate) writable: bool,
 }
 
 impl fmt::Debug for Window {
@@ -71,9 +84,11 @@ impl fmt::Debug for Window {
 
 impl Window {
     /// `None` if there is no memory to describe so many granules.
-    pub(crate) fn new(cache: Arc<Shared>, peer: Arc<Peer>, base: u64, len: u64, writable: bool) -> Option<Self> {
+    pub(crate) fn new(cache: Arc<Shared>, peer: Arc<Peer>, named: Named) -> Option<Self> {
         let last_used = cache.clock().into();
+        let Named { pool_slot, base, len, writable } = named;
         Some(Self {
+            pool_slot,
             peer,
             cache,
             base,
@@ -88,12 +103,12 @@ impl Window {
         })
     }
 
-    /// First address of the reservation, in the exporter.
+    /// First address of the reservation, or of the pool's allocation, in the exporter.
     pub const fn base(&self) -> u64 {
         self.base
     }
 
-    /// Length of the reservation in bytes.
+    /// Its length in bytes.
     pub const fn len(&self) -> u64 {
         self.len
     }
@@ -103,9 +118,14 @@ impl Window {
         false
     }
 
-    /// Whether devices may write through it.
+    /// Whether devices may write through it. Through a window of a pool's allocation they always may: a pool gives access to read and write, or none.
     pub const fn writable(&self) -> bool {
         self.writable
+    }
+
+    /// Whether it is of a pool's allocation.
+    pub(crate) const fn is_pooled(&self) -> bool {
+        self.pool_slot.is_some()
     }
 
     /// The exporter.

@@ -209,7 +209,14 @@ fn table(header: &[&str]) -> Table {
 
 /// Starts an exporter of all of these chunks, whose contents do not matter.
 fn start_exporter(common: &Common, sizes: Vec<u64>, progress: &mut Progress) -> Result<(PeerProcess, Exported), Failure> {
-    let settings = exporter_process::Settings { device: common.device, sizes, seed: None, inside_chunks: false, fd_each: true };
+    let settings = exporter_process::Settings {
+        device: common.device,
+        kind: exporter_process::Kind::Vmm,
+        sizes,
+        seed: None,
+        inside_chunks: false,
+        fd_each: true,
+    };
     let mut exporter = PeerProcess::start(Role::Exporter, &settings, common.silence())?;
     let exported = exporter.receive(progress)?;
     Ok((exporter, exported))

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::Role;
 use crate::chunk_sizes;
-use crate::exporter_process::{self, Exported};
+use crate::exporter_process::{self, Exported, Kind};
 use crate::failure::Failure;
 use crate::gpu::{DriverKind, GpuFacts};
 use crate::output;
@@ -25,16 +25,16 @@ use importer::Imported;
 /// Let two processes share GPU memory and verify every byte.
 ///
 /// One process makes chunks of 2 MiB and 20 MiB in turn in one address range, writes a pattern to all of them, and exports a range that starts inside the
-/// first chunk and ends inside the last. The other process gets nothing but the 108 bytes of the rkey, imports the range for reading, compares every byte,
+/// first chunk and ends inside the last. Memory of other kinds is one allocation of the same size; of cuMemAlloc memory all of it is shared. The other process gets nothing but the 108 bytes of the rkey, imports the range for reading, compares every byte,
 /// and measures copies from it to local memory of the same GPU.
 ///
-/// The last line on standard output is the result: RESULT driver=fake|cuda kind=vmm chunks=N bytes=N route=pidfd|broker verified=true|false gbps=X, where bytes is the
+/// The last line on standard output is the result: RESULT driver=fake|cuda kind=vmm|pool|malloc chunks=N bytes=N route=pidfd|broker|legacy verified=true|false gbps=X, where bytes is the
 /// length of the shared range, and gbps is 1e-9 * bytes per second of the median copy: copies are queued back to back in batches, a batch is timed by the
 /// host's clock from the first call to its completion, and the median is over the batches. Where the GPU has no room for the whole range twice, a copy goes in parts to the
 /// same local memory.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// What kind of memory is shared: memory of cuMemCreate
+    /// What kind of memory is shared
     #[arg(long, value_enum, default_value_t = Kind::Vmm)]
     kind: Kind,
     /// How many chunks the range has
@@ -55,13 +55,6 @@ pub(crate) struct Args {
     /// Give up when a process says nothing for that many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
-}
-
-/// Kinds of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Kind {
-    Vmm,
 }
 
 /// The outcome.
@@ -94,6 +87,9 @@ struct WithoutDriver {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    if args.kind == Kind::Malloc && args.route != Route::Auto {
+        return Err(Failure::Usage("memory of cuMemAlloc goes by a legacy handle, which takes no route".to_owned()));
+    }
     let sizes = match args.size {
         Some(total) => chunk_sizes::with_total(args.chunks, total).map_err(Failure::Usage)?,
         None => chunk_sizes::mixed(args.chunks),
@@ -106,6 +102,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
     let settings = exporter_process::Settings {
         device: args.device,
+        kind: args.kind,
         sizes,
         seed: Some(seed),
         inside_chunks: true,

@@ -1,7 +1,8 @@
-//! The exporting child: makes chunks, fills them, exports a range of them, and keeps all of it until it is no longer needed.
+//! The exporting child: makes memory, fills it, exports a range of it, and keeps all of it until it is no longer needed.
 
 use std::time::Instant;
 
+use clap::ValueEnum;
 use cuda_ipc_core::exporter::{Exporter, ExporterOptions};
 use pidfd_sys::{Ptracer, PtracerOutcome};
 use serde::{Deserialize, Serialize};
@@ -9,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::bench::samples::micros;
 use crate::chunk_sizes;
 use crate::failure::Failure;
-use crate::gpu::{Chunks, Gpu, GpuFacts};
+use crate::gpu::{Buffer, Chunks, Gpu, GpuFacts, Pooled};
 use crate::hex;
 use crate::limits;
 use crate::pattern::Pattern;
@@ -18,16 +19,30 @@ use crate::peer_process::Link;
 /// How many bytes go between host and device at a time.
 pub(crate) const PART: usize = 8 << 20;
 
+/// Kinds of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Kind {
+    /// Chunks of cuMemCreate, side by side in one address range
+    Vmm,
+    /// One allocation of a pool with POSIX_FD handles (cudaMallocAsync)
+    Pool,
+    /// One allocation of cuMemAlloc (cudaMalloc)
+    Malloc,
+}
+
 /// What the command wants exported.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Settings {
     /// Ordinal of the device.
     pub(crate) device: u32,
-    /// Chunk sizes, in order of address.
+    /// What is exported.
+    pub(crate) kind: Kind,
+    /// Chunk sizes, in order of address; memory of other kinds has their sum.
     pub(crate) sizes: Vec<u64>,
     /// Seed of the pattern that is written; without one the memory is left as it comes.
     pub(crate) seed: Option<u64>,
-    /// Whether the range starts and ends inside chunks; else it is all of them.
+    /// Whether the range starts and ends inside chunks; else it is all of them. (A legacy handle always stands for all of its allocation.)
     pub(crate) inside_chunks: bool,
     /// Whether it is a failure if the limit of open files leaves chunks without an fd.
     pub(crate) fd_each: bool,
@@ -40,7 +55,7 @@ pub(crate) struct Exported {
     pub(crate) rkey: String,
     /// What the export took.
     pub(crate) export_us: f64,
-    /// How many chunks the range touches.
+    /// How many chunks the range touches; 1 for memory of other kinds.
     pub(crate) chunks: usize,
     pub(crate) facts: GpuFacts,
     /// What had to be done so that an importer that is no ancestor may fetch fds.
@@ -52,15 +67,16 @@ pub(crate) fn run(link: &mut Link) -> Result<(), Failure> {
     limits::raise_open_files();
     let note = let_the_family_in()?;
     let gpu = Gpu::open(settings.device)?;
-    let chunks = Chunks::new(&gpu, &settings.sizes)?;
+    let memory = Memory::new(&gpu, settings.kind, &settings.sizes)?;
+    let (start, all) = memory.range();
     if let Some(seed) = settings.seed {
-        fill(&gpu, &chunks, Pattern::new(seed), link)?;
+        fill(&gpu, (start, all), Pattern::new(seed), link)?;
     }
     let (address, len) = if settings.inside_chunks {
         let range = chunk_sizes::inner_range(&settings.sizes);
-        (chunks.address() + range.start, range.end - range.start)
+        (start + range.start, range.end - range.start)
     } else {
-        (chunks.address(), chunks.len())
+        (start, all)
     };
     let exporter = Exporter::new(*gpu.cuda(), ExporterOptions::default()).map_err(Failure::at("making the export table"))?;
     let start = Instant::now();
@@ -71,23 +87,51 @@ pub(crate) fn run(link: &mut Link) -> Result<(), Failure> {
         let cause = format!("the limit of open files, {}, leaves fds for {with_fd} of {chunks_exported} chunks", limits::open_files());
         return Err(Failure::new("exporting the range", cause).note("raise the hard limit (ulimit -Hn), or ask for fewer chunks"));
     }
-    link.send(&Exported { rkey: hex::encode(&export.rkey().encode()), export_us, chunks: chunks_exported, facts: gpu.facts()?, note })?;
+    let chunks = chunks_exported.max(1);
+    link.send(&Exported { rkey: hex::encode(&export.rkey().encode()), export_us, chunks, facts: gpu.facts()?, note })?;
     link.wait_for_end();
-    // In this order: the table lets go of the chunks before they are unmapped.
+    // In this order: the table lets go of the memory before it is unmapped or freed.
     drop((export, exporter));
-    drop(chunks);
+    drop(memory);
     Ok(())
 }
 
-fn fill(gpu: &Gpu, chunks: &Chunks<'_>, pattern: Pattern, link: &mut Link) -> Result<(), Failure> {
+/// Memory of some kind.
+enum Memory<'g> {
+    Chunks(Chunks<'g>),
+    Pooled(Pooled<'g>),
+    Plain(Buffer<'g>),
+}
+
+impl<'g> Memory<'g> {
+    fn new(gpu: &'g Gpu, kind: Kind, sizes: &[u64]) -> Result<Self, Failure> {
+        let total = sizes.iter().sum();
+        match kind {
+            Kind::Vmm => Chunks::new(gpu, sizes).map(Self::Chunks),
+            Kind::Pool => Pooled::new(gpu, total).map(Self::Pooled),
+            Kind::Malloc => Buffer::new(gpu, total).map(Self::Plain),
+        }
+    }
+
+    /// First address and length in bytes.
+    const fn range(&self) -> (u64, u64) {
+        match self {
+            Self::Chunks(chunks) => (chunks.address(), chunks.len()),
+            Self::Pooled(pooled) => (pooled.address(), pooled.len()),
+            Self::Plain(buffer) => (buffer.address(), buffer.len()),
+        }
+    }
+}
+
+fn fill(gpu: &Gpu, (start, len): (u64, u64), pattern: Pattern, link: &mut Link) -> Result<(), Failure> {
     let mut buffer = vec![0; PART];
-    let (mut at, end) = (chunks.address(), chunks.address() + chunks.len());
+    let (mut at, end) = (start, start + len);
     while at < end {
         let part = part_of(&mut buffer, end - at);
         pattern.fill(at, part);
         gpu.upload(at, part).map_err(gpu.at("writing the pattern"))?;
         at += part.len() as u64;
-        link.progress("exporter writes the pattern", at - chunks.address(), chunks.len())?;
+        link.progress("exporter writes the pattern", at - start, len)?;
     }
     Ok(())
 }

@@ -21,7 +21,7 @@ use std::time::Instant;
 
 use cuda_driver_sys::{
     CUcontext, CUdevice, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp_v1, CUmemAllocationType,
-    CUresult, CUstream, device_location,
+    CUmemPoolProps_v1, CUmemoryPool, CUresult, CUstream, device_location,
 };
 use cuda_ipc_core::importer::{ImportError, ImportErrorKind};
 use cuda_ipc_core::reason::{Cause, NoIpc};
@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 use crate::hex;
-pub(crate) use memory::{Buffer, Chunks};
+pub(crate) use memory::{Buffer, Chunks, Pooled};
 pub(crate) use trials::Trials;
 
 /// Whose driver this is.
@@ -259,6 +259,40 @@ impl Gpu {
         // The number travels in the pointer argument (cuMemImportFromShareableHandle).
         let number = fd.as_raw_fd() as usize as *mut c_void;
         call!(self.cuda, cuMemImportFromShareableHandle(&raw mut handle, number, POSIX_FD)).map(|()| handle)
+    }
+
+    /// A new pool of this device, of which POSIX fds can be exported.
+    fn create_pool(&self) -> Result<CUmemoryPool, DriverError> {
+        // SAFETY: a C struct of integers and a pointer, for which zero is a value (cuMemPoolCreate).
+        let mut properties: CUmemPoolProps_v1 = unsafe { core::mem::zeroed() };
+        properties.allocType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        properties.handleTypes = POSIX_FD;
+        properties.location = device_location(self.ordinal);
+        let mut pool = ptr::null_mut();
+        call!(self.cuda, cuMemPoolCreate(&raw mut pool, &raw const properties)).map(|()| pool)
+    }
+
+    /// Memory of the pool, there for work of any stream when this returns.
+    fn alloc_from(&self, pool: CUmemoryPool, len: u64) -> Result<u64, DriverError> {
+        let mut address = 0;
+        call!(self.cuda, cuMemAllocFromPoolAsync(&raw mut address, size(len), pool, ptr::null_mut()))?;
+        match call!(self.cuda, cuStreamSynchronize(ptr::null_mut())) {
+            Ok(()) => Ok(address),
+            Err(error) => {
+                let _ = self.free_pooled(address);
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives it back to its pool. Work that uses it must be complete.
+    fn free_pooled(&self, address: u64) -> Result<(), DriverError> {
+        call!(self.cuda, cuMemFreeAsync(address, ptr::null_mut()))?;
+        call!(self.cuda, cuStreamSynchronize(ptr::null_mut()))
+    }
+
+    fn destroy_pool(&self, pool: CUmemoryPool) -> Result<(), DriverError> {
+        call!(self.cuda, cuMemPoolDestroy(pool))
     }
 
     fn alloc(&self, len: u64) -> Result<u64, DriverError> {

@@ -30,7 +30,8 @@ fn wrong_uses_exit_with_64_and_print_nothing() {
         &["demo", "--chunks", "many"],
         &["demo", "--size", "big"],
         &["demo", "--chunks", "26", "--size", "2M"],
-        &["demo", "--kind", "pool"],
+        &["demo", "--kind", "unified"],
+        &["demo", "--kind", "malloc", "--route", "broker"],
         &["demo", "--route", "sea"],
         &["inspect"],
         &["inspect", "0xzz"],
@@ -163,6 +164,24 @@ fn the_demo_takes_the_route_that_it_is_told() {
 }
 
 #[test]
+fn the_demo_shares_memory_of_every_kind() {
+    let Some(fake) = Fake::new("kinds") else { return };
+    let inner = (64 << 20) - 4352 - 4608;
+    for (kind, asked, chunks, bytes, taken) in [
+        ("vmm", "auto", 26, inner, "pidfd"),
+        ("pool", "auto", 1, inner, "pidfd"),
+        ("pool", "broker", 1, inner, "broker"),
+        // A legacy handle stands for the whole allocation.
+        ("malloc", "auto", 1, 64 << 20, "legacy"),
+    ] {
+        let (code, out, err) = fake.run(&["demo", "--kind", kind, "--size", "64M", "--route", asked]);
+        assert_eq!(code, 0, "{kind}: {err}");
+        let start = format!("RESULT driver=fake kind={kind} chunks={chunks} bytes={bytes} route={taken} verified=true gbps=");
+        assert!(out.starts_with(&start) && out.lines().count() == 1, "{out}");
+    }
+}
+
+#[test]
 fn the_demo_reports_as_json() {
     let Some(fake) = Fake::new("json") else { return };
     let (code, out, err) = fake.run(&["demo", "--chunks", "3", "--json"]);
@@ -290,7 +309,13 @@ impl Child {
     }
 
     fn exporter(fake: &Fake, seed: &str) -> (Self, String) {
-        let settings = format!(r#"{{"device":0,"sizes":[2097152,20971520,2097152],"seed":{seed},"inside_chunks":true,"fd_each":true}}"#);
+        Self::exporter_of(fake, "vmm", seed)
+    }
+
+    fn exporter_of(fake: &Fake, kind: &str, seed: &str) -> (Self, String) {
+        let settings = format!(
+            r#"{{"device":0,"kind":"{kind}","sizes":[2097152,20971520,2097152],"seed":{seed},"inside_chunks":true,"fd_each":true}}"#
+        );
         let mut child = Self::start(fake, "exporter", &settings);
         let rkey = child.value()["rkey"].as_str().expect("an rkey").to_owned();
         (child, rkey)
@@ -316,6 +341,16 @@ impl Child {
         drop(self.input);
         assert!(self.process.wait().expect("it ends").success());
     }
+}
+
+#[test]
+fn inspect_finds_a_pools_memory_and_its_fd() {
+    let Some(fake) = Fake::new("inspect-pool") else { return };
+    let (exporter, rkey) = Child::exporter_of(&fake, "pool", "1");
+    let (code, out, err) = fake.run(&["inspect", &rkey]);
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("1 here") && out.contains("1 chunks with an fd in the exporter, 0 without"), "{out}");
+    exporter.end();
 }
 
 #[test]

@@ -1,11 +1,15 @@
 //! The exporter: publishes the chunks of ranges that are to be shared, and takes them back when their memory goes.
 //!
-//! An [`Exporter`] owns one export table. [`Exporter::export`] walks a range (`walk.rs` runs the machine of [`crate::export`]), publishes what the table lacks
-//! and returns an [`Export`], which holds the key and counts as one user of each chunk. A chunk leaves the table when its last export is released, when the
+//! An [`Exporter`] owns one export table. [`Exporter::export`] takes the lane that fits the memory (`lane.rs`): it walks a range of chunks (`walk.rs` runs
+//! the machine of [`crate::export`]) or takes an allocation of a pool (`pooled.rs`), publishes what the table lacks and returns an [`Export`], which holds
+//! the key and counts as one user of each chunk; memory of `cuMemAlloc` goes by its legacy handle (`legacy.rs`), without the table. A chunk leaves the table when its last export is released, when the
 //! owner of the memory says that it goes ([`Exporter::retire`]), or when a sweep finds it gone (`sweep.rs`). `broker.rs` hands fds to importers that may not fetch
 //! them. `state.rs` is the bookkeeping behind all of this; no lock of it is held across a driver call.
 
 mod broker;
+mod lane;
+mod legacy;
+mod pooled;
 mod state;
 mod sweep;
 mod walk;
@@ -17,6 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::export::Walk;
 use crate::key::{HostId, Key, KeyKind, Nonce};
+use crate::own_handles::OwnHandle;
 use crate::reason::{Cause, NoIpc};
 use crate::rkey::{Payload, Rkey};
 use crate::sys::driver::Cuda;
@@ -95,18 +100,32 @@ struct Identity {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExporterStats {
-    /// Chunks published now.
+    /// Chunks published now, allocations of pools among them.
     pub chunks: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Fds held for them.
+    /// Fds held for them: one for each chunk, one for each pool.
     pub fds: u64,
+    /// Pools published now.
+    pub pools: u64,
     /// Chunks ever published.
     pub published: u64,
     /// Chunks ever retired, for any reason.
     pub retired: u64,
     /// Among these, chunks that a sweep found gone.
     pub swept: u64,
+    /// Exports that were refused; [`Exporter::refusals`] says why.
+    pub refused: u64,
+}
+
+/// Exports that were refused for one cause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Refused {
+    /// The first of them.
+    pub first: NoIpc,
+    /// How many there were.
+    pub times: u64,
 }
 
 impl fmt::Debug for Exporter {
@@ -127,28 +146,56 @@ impl Exporter {
         Ok(Self { shared: Arc::new(Shared { cuda, table, identity, options, state: Mutex::default(), broker: Broker::default() }) })
     }
 
-    /// Publishes all chunks of `[address, address + len)` and returns the export, whose key any process on this machine may be given.
+    /// Makes `[address, address + len)` importable and returns the export, whose rkey any process on this machine may be given.
     ///
-    /// The range may begin and end inside chunks, but must lie in one reservation, on one GPU, without a hole. Chunks that are published already cost no
-    /// export call. Errors: [`NoIpc`] names the cause and the address; nothing has changed then. Source: cuMemRetainAllocationHandle,
-    /// cuMemExportToShareableHandle.
+    /// A range of chunks may begin and end inside chunks, but must lie in one reservation, on one GPU, without a hole; other memory in one allocation. What
+    /// is published already costs no export call. Errors: [`NoIpc`] names the cause and the address; nothing has changed then. Source:
+    /// cuMemRetainAllocationHandle, cuMemExportToShareableHandle; cuMemPoolExportToShareableHandle, cuMemPoolExportPointer; cuIpcGetMemHandle.
     pub fn export(&self, address: u64, len: u64) -> Result<Export, NoIpc> {
+        let outcome = self.export_by_lane(address, len);
+        if let (Err(refused), true) = (&outcome, self.shared.is_current()) {
+            self.shared.lock().count_refusal(refused);
+        }
+        outcome
+    }
+
+    fn export_by_lane(&self, address: u64, len: u64) -> Result<Export, NoIpc> {
+        let shared = &self.shared;
         let mut walk = Walk::new(address, len);
-        let run = self.shared.run(&mut walk);
-        match walk.into_result() {
-            Ok((base, reservation_len)) => {
-                self.shared.ensure_broker();
-                Ok(Export {
-                    shared: self.shared.clone(),
-                    key: self.shared.key(base, reservation_len),
+        let run = shared.run(&mut walk);
+        let refused = |cause| NoIpc { cause, address };
+        let export = match walk.into_result() {
+            Ok((base, reservation_len)) => Export {
+                shared: shared.clone(),
+                payload: Payload::Posix(shared.key(KeyKind::Reservation, base, reservation_len)),
+                address,
+                len,
+                device: run.device,
+                chunks: run.covered,
+                _own: None,
+            },
+            // What begins with memory of another kind has published nothing yet.
+            Err((Cause::Legacy, at)) if at == address => return shared.export_legacy(address, len).map_err(refused),
+            Err((Cause::PosixPool, at)) if at == address => {
+                let pooled = shared.export_pooled(address, len).map_err(refused)?;
+                let kind = KeyKind::PoolAllocation { slot: pooled.covered.id.slot };
+                Export {
+                    shared: shared.clone(),
+                    payload: Payload::Posix(shared.key(kind, pooled.covered.address, pooled.len)),
                     address,
                     len,
-                    device: run.device,
-                    chunks: run.covered,
-                })
+                    device: pooled.device,
+                    chunks: vec![pooled.covered],
+                    _own: None,
+                }
             }
-            Err((cause, address)) => Err(NoIpc { cause, address }),
-        }
+            Err((Cause::NotDeviceMemory | Cause::Hole, at)) if at == address && shared.lock().was_exported(address) => {
+                return Err(refused(Cause::Freed));
+            }
+            Err((cause, address)) => return Err(NoIpc { cause, address }),
+        };
+        shared.ensure_broker();
+        Ok(export)
     }
 
     /// Retires every published chunk that touches `[address, address + len)`, and stops exports in progress from publishing one.
@@ -186,6 +233,11 @@ impl Exporter {
         if self.shared.is_current() { self.shared.broker.failures() } else { BrokerFailures::default() }
     }
 
+    /// What could not be exported, by cause: the first of each, and how often. For a caller who says each cause once.
+    pub fn refusals(&self) -> Vec<Refused> {
+        if self.shared.is_current() { self.shared.lock().refusals() } else { Vec::new() }
+    }
+
     /// Counts as of now.
     pub fn stats(&self) -> ExporterStats {
         if self.shared.is_current() { self.shared.lock().stats() } else { ExporterStats::default() }
@@ -195,11 +247,13 @@ impl Exporter {
 /// A range that is being shared. Dropping it takes its count off each chunk; a chunk without exports is retired.
 pub struct Export {
     shared: Arc<Shared>,
-    key: Key,
+    payload: Payload,
     address: u64,
     len: u64,
     device: [u8; 16],
     chunks: Vec<CoveredChunk>,
+    /// Of a legacy handle: keeps it known as this process's own.
+    _own: Option<OwnHandle>,
 }
 
 /// A chunk that an export covers, in whole or in part.
@@ -212,17 +266,20 @@ pub struct CoveredChunk {
 }
 
 impl Export {
-    /// The key of the range's reservation.
-    pub const fn key(&self) -> Key {
-        self.key
+    /// The key of the range's reservation or of its pool allocation; `None` where a legacy handle is what importers get.
+    pub const fn key(&self) -> Option<Key> {
+        match self.payload {
+            Payload::Posix(key) => Some(key),
+            _ => None,
+        }
     }
 
-    /// The key with the range and its device.
+    /// All that an importer needs: the key with the range and its device; or the legacy handle, with the *whole* allocation as the range.
     pub const fn rkey(&self) -> Rkey {
-        Rkey { payload: Payload::Posix(self.key), base: self.address, len: self.len, device: self.device }
+        Rkey { payload: self.payload, base: self.address, len: self.len, device: self.device }
     }
 
-    /// The chunks that this export covers, in order of address.
+    /// The chunks that this export covers, in order of address: one for a pool allocation, none where a legacy handle is what importers get.
     pub fn chunks(&self) -> &[CoveredChunk] {
         &self.chunks
     }
@@ -230,7 +287,11 @@ impl Export {
 
 impl fmt::Debug for Export {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Export").field("key", &self.key).field("address", &self.address).field("len", &self.len).finish_non_exhaustive()
+        f.debug_struct("Export")
+            .field("payload", &self.payload)
+            .field("address", &self.address)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
     }
 }
 
@@ -247,9 +308,9 @@ impl Shared {
         fork::is_current(self.identity.token)
     }
 
-    fn key(&self, base: u64, len: u64) -> Key {
+    fn key(&self, kind: KeyKind, base: u64, len: u64) -> Key {
         let Identity { nonce, pid, pid_namespace, host, .. } = self.identity;
-        Key { kind: KeyKind::Reservation, pid, table_fd: self.table.fd_number(), nonce, pid_namespace, host, base, len }
+        Key { kind, pid, table_fd: self.table.fd_number(), nonce, pid_namespace, host, base, len }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -11,7 +11,7 @@
 //! | [`table`] | the exporter's live list of chunks, in shared memory | nothing |
 //! | [`export`], [`import`] | state machines: in which order things happen, and how a failure is undone | nothing |
 //! | [`diagnosis`] | which cause is behind a refusal, and what to do about it | nothing |
-//! | [`reason`] | why memory cannot be shared | nothing |
+//! | [`dispatch`], [`reason`] | which lane carries memory, or why none does | nothing |
 //! | `exporter`, `importer` | run the machines against kernel and driver | feature `std` |
 //! | `sys` | system and driver calls: the only unsafe code | feature `std` |
 //!
@@ -25,6 +25,7 @@
 
 pub mod broker;
 pub mod diagnosis;
+pub mod dispatch;
 pub mod export;
 #[cfg(feature = "std")]
 pub mod exporter;
@@ -32,6 +33,8 @@ pub mod import;
 #[cfg(feature = "std")]
 pub mod importer;
 pub mod key;
+#[cfg(feature = "std")]
+mod own_handles;
 pub mod reason;
 pub mod rkey;
 #[cfg(feature = "std")]

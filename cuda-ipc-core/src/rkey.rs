@@ -31,6 +31,8 @@ pub enum Payload {
 }
 
 /// What an exporter sends for the range `[base, base + len)` of one GPU's memory.
+///
+/// With a legacy handle the range is the whole allocation: the handle gives all of it, and an importer has to know where it begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rkey {
     /// Handle type and handle.

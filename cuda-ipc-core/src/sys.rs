@@ -3,12 +3,14 @@
 //! - [`driver`]: calls of the CUDA driver.
 //! - `table_file.rs`: the memory files of export tables, mapped.
 //! - `fork.rs`: process identity.
+//! - `per_life.rs`: values that a forked child does not share.
 //! - `process_fd.rs`: fds that a forked child must not keep.
 //! - `socket.rs`: Unix sockets, and who is at their other end.
 //! - `thread.rs`: threads of ours that take no signals.
 
 pub mod driver;
 pub(crate) mod fork;
+pub(crate) mod per_life;
 pub(crate) mod process_fd;
 pub(crate) mod socket;
 pub(crate) mod table_file;

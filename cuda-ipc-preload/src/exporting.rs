@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use cuda_ipc_core::exporter::{Exporter, ExporterOptions, ExporterStats};
-use cuda_ipc_core::key::Key;
-use cuda_ipc_core::reason::NoIpc;
+use cuda_ipc_core::key::{Key, KeyKind};
+use cuda_ipc_core::reason::{Cause, NoIpc};
 use cuda_ipc_core::sys::driver::{Cuda, PointerFacts};
 
 use crate::notes::{RangeNote, notes};
@@ -113,7 +113,9 @@ impl Exporting {
         let known = self.known_end(exporter, address);
         // Counted exports are never given back: a chunk stays published until its memory goes, since UCX does not say when a key dies.
         let first = exporter.export(address, 1)?;
-        let key = first.key();
+        // Looked at just before: anything but chunks has come there meanwhile.
+        let reservation = |key: &Key| matches!(key.kind, KeyKind::Reservation);
+        let key = first.key().filter(reservation).ok_or(NoIpc { cause: Cause::KeptChanging, address })?;
         core::mem::forget(first);
         let mut at = known.unwrap_or(address);
         while at < end {
@@ -161,7 +163,11 @@ impl Exporting {
     /// The driver's word on `address`, if it is VMM memory with a POSIX fd and without a usable fabric handle.
     fn shareable(&self, address: u64) -> Option<PointerFacts> {
         let facts = self.cuda.pointer_facts(address).ok()?;
-        let ours = facts.handle_types & POSIX_FD != 0 && facts.handle_types & FABRIC == 0 && !facts.legacy && !facts.pool && !facts.managed;
+        let ours = facts.handle_types & POSIX_FD != 0
+            && facts.handle_types & FABRIC == 0
+            && !facts.legacy
+            && facts.pool.is_none()
+            && !facts.managed;
         (ours && facts.mapping_len != 0 && facts.range_len != 0).then_some(facts)
     }
 }

@@ -101,6 +101,8 @@ pub struct FakeConfig {
     pub asynchronous: Option<String>,
     /// `FAKE_CUDA_FABRIC`: fabric handles work.
     pub fabric: bool,
+    /// `FAKE_CUDA_PEERS=0`: no device reaches another's memory.
+    pub no_peers: bool,
     /// `CUDA_VISIBLE_DEVICES`.
     pub visible_devices: Option<String>,
 }
@@ -128,6 +130,7 @@ pub fn with_fake_driver<'a>(command: &'a mut Command, config: &FakeConfig) -> Re
     set("FAKE_CUDA_FAULT", config.faults.clone().map(Into::into));
     set("FAKE_CUDA_ASYNC", config.asynchronous.clone().map(Into::into));
     set("FAKE_CUDA_FABRIC", config.fabric.then(|| "1".into()));
+    set("FAKE_CUDA_PEERS", config.no_peers.then(|| "0".into()));
     set("CUDA_VISIBLE_DEVICES", config.visible_devices.clone().map(Into::into));
     Ok(command)
 }

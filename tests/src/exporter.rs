@@ -116,6 +116,19 @@ impl Remote {
         self.try_export(memory, offset, len).unwrap_or_else(|error| panic!("export of {len} bytes at {offset:#x}: {error}"))
     }
 
+    /// Exports `[address, address + len)` of whatever memory: the export's number and the rkey, or the cause of the refusal.
+    pub fn try_export_at(&mut self, address: u64, len: u64) -> Result<(u64, Rkey), String> {
+        let answer = self.try_ask(&format!("export_at {address} {len}"))?;
+        let (number, rkey) = answer.split_once(' ').expect("number and rkey");
+        Ok((number.parse().expect("a number"), from_hex(rkey)))
+    }
+
+    /// As [`Remote::try_export_at`], of what must be exportable.
+    #[track_caller]
+    pub fn export_at(&mut self, address: u64, len: u64) -> (u64, Rkey) {
+        self.try_export_at(address, len).unwrap_or_else(|error| panic!("export of {len} bytes at {address:#x}: {error}"))
+    }
+
     /// What `stats` of the exporter says.
     pub fn stats(&mut self) -> Stats {
         let answer = self.ask("stats");

@@ -32,7 +32,10 @@ pub fn granule(seed: u64, index: u64) -> &'static [u8] {
 
 /// Fills a chunk of `len` bytes at `address`.
 pub fn fill(cuda: &Cuda, address: u64, len: u64, seed: u64) -> Answer {
-    (0..len / GRANULE).try_for_each(|index| cuda.write(address + index * GRANULE, granule(seed, index)))
+    (0..len.div_ceil(GRANULE)).try_for_each(|index| {
+        let part = usize::try_from((len - index * GRANULE).min(GRANULE)).expect("a granule at most");
+        cuda.write(address + index * GRANULE, &granule(seed, index)[..part])
+    })
 }
 
 /// How many bytes of each granule [`mark`] fills.

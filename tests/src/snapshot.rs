@@ -12,8 +12,8 @@ use crate::driver::{Fake, FakeCounters};
 pub struct Snapshot {
     /// Open fds and what they are.
     pub fds: BTreeMap<i32, PathBuf>,
-    /// Handles, mappings and reservations that the fake driver counts.
-    pub driver: [(&'static str, u64); 5],
+    /// Handles, mappings, reservations and pools that the fake driver counts.
+    pub driver: [(&'static str, u64); 6],
     /// Mappings of memory files.
     pub memory_files: Vec<String>,
     /// Threads, of anybody.
@@ -23,7 +23,7 @@ pub struct Snapshot {
 impl Snapshot {
     /// Takes one of this process.
     pub fn take(fake: &Fake) -> Self {
-        let FakeCounters { handles, mappings, mapped_bytes, reservations, reserved_bytes, internal_errors, .. } = fake.counters();
+        let FakeCounters { handles, mappings, mapped_bytes, reservations, reserved_bytes, pools, internal_errors, .. } = fake.counters();
         assert_eq!(internal_errors, 0, "the fake driver has a bug");
         Self {
             fds: open_fds(),
@@ -33,6 +33,7 @@ impl Snapshot {
                 ("mapped bytes", mapped_bytes),
                 ("reservations", reservations),
                 ("reserved bytes", reserved_bytes),
+                ("pools", pools),
             ],
             memory_files: memory_files(),
             threads: threads(),

@@ -165,7 +165,17 @@ impl Sweep<'_> {
 }
 
 fn is_release(point: &Point) -> bool {
-    matches!(point.name, "cuMemRelease" | "cuMemUnmap" | "cuMemAddressFree")
+    matches!(
+        point.name,
+        "cuMemRelease"
+            | "cuMemUnmap"
+            | "cuMemAddressFree"
+            | "cuMemFree"
+            | "cuMemPoolDestroy"
+            | "cuIpcCloseMemHandle"
+            | "cuCtxPopCurrent"
+            | "cuDevicePrimaryCtxRelease"
+    )
 }
 
 impl core::fmt::Debug for Sweep<'_> {

@@ -71,17 +71,32 @@ fn holes() {
 }
 
 #[test]
+fn freed_memory() {
+    let Some((mut remote, _)) = enter("freed_memory", &FakeConfig::default()) else { return };
+    let mut memory = remote.memory(64 * MIB, &[(2 * MIB, 1), (2 * MIB, 2), (2 * MIB, 3)]);
+    let (export, _) = remote.export(&memory, 0, 4 * MIB);
+    memory.unmap(&mut remote, 0);
+    assert_eq!(refused(&mut remote, memory.base + MIB, 1), "Freed", "published still, and no sweep has found it yet");
+    remote.ask(&format!("release {export}"));
+    memory.unmap(&mut remote, 2 * MIB);
+    assert_eq!(refused(&mut remote, memory.base + 2 * MIB, 1), "Freed", "released, and freed later");
+    memory.unmap(&mut remote, 4 * MIB);
+    assert_eq!(refused(&mut remote, memory.base + 4 * MIB, 1), "Hole", "never exported");
+    // What comes there again is as good as any.
+    memory.map(&mut remote, 0, 2 * MIB, 4);
+    remote.export(&memory, 0, 2 * MIB);
+}
+
+#[test]
 fn memory_of_other_kinds() {
     // A17, B35: the fact, and no attempt at a handle that cannot be had.
     let Some((mut remote, _)) = enter("memory_of_other_kinds", &FakeConfig { fabric: true, ..FakeConfig::default() }) else { return };
     for (kind, cause) in [
         ("host", "NotDeviceMemory"),
-        ("pinned", "NotDeviceMemory"),
+        ("pinned", "HostMemory"),
         ("managed", "Managed"),
-        ("plain", "Legacy"),
-        ("default_pool", "PoolWithoutHandle"),
+        ("default_pool", "DefaultPool"),
         ("pool", "PoolWithoutHandle"),
-        ("posix_pool", "PosixPool"),
     ] {
         let address = remote.number(&format!("allocate {kind}"));
         for (offset, len) in [(0, 1), (0, 4 * MIB), (MIB + 1, 17)] {
@@ -95,12 +110,32 @@ fn memory_of_other_kinds() {
         assert_eq!(refused(&mut remote, memory.base, (offset + 2) * MIB), "NoHandleType", "the first one met");
     }
     assert_eq!(remote.stats().chunks, 0);
+    let counted = "default-pool=3 fabric-only=1 host-memory=3 managed=3 no-handle-type=3 not-device-memory=3 pool-without-handle=3";
+    assert_eq!(remote.ask("refusals"), counted);
     for call in ["cuMemPoolExportToShareableHandle", "cuMemPoolExportPointer", "cuIpcGetMemHandle"] {
         assert_eq!(remote.number(&format!("calls {call}")), 0, "B37: a type that was not asked for is never exported");
     }
+    // Two of the chunk in front, and one trial, on the first memory that had nothing but fabric.
+    assert_eq!(remote.number("calls cuMemExportToShareableHandle"), 3);
     // Memory with both types goes by the fd.
     remote.ask(&format!("map_types {} {} {} 9", memory.index, 6 * MIB, 2 * MIB));
     remote.export(&memory, 6 * MIB, 2 * MIB);
+}
+
+#[test]
+fn fabric_handles_that_are_refused_are_asked_for_once() {
+    // B40: the device's attribute says yes, each use is refused, and nobody is told but by the reason.
+    let config = FakeConfig { fabric: true, ..FakeConfig::default() };
+    let Some((mut remote, _)) = enter("fabric_handles_that_are_refused_are_asked_for_once", &config) else { return };
+    let memory = remote.memory(64 * MIB, &[(2 * MIB, 1)]);
+    remote.ask(&format!("map_types {} {} {} 8", memory.index, 2 * MIB, 2 * MIB));
+    remote.ask(&format!("map_types {} {} {} 9", memory.index, 4 * MIB, 2 * MIB));
+    remote.ask("fault cuMemExportToShareableHandle#1=800");
+    for _ in 0..3 {
+        assert_eq!(refused(&mut remote, memory.base + 2 * MIB, 2 * MIB), "FabricRefused { code: 800 }");
+    }
+    assert_eq!(remote.number("calls cuMemExportToShareableHandle"), 1);
+    remote.export(&memory, 4 * MIB, 2 * MIB);
 }
 
 #[test]

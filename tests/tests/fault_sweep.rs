@@ -4,6 +4,9 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "fault_sweep/others.rs"]
+mod others;
+
 use cuda_ipc_core::exporter::Exporter;
 use cuda_ipc_core::importer::{Deadline, Placement};
 use cuda_ipc_core::sys::driver;

@@ -72,7 +72,7 @@ fn export_as_first(me: &Inside) {
     let (_, address) = importer.cuda.mem_chunk(2 << 20, 0, 1).unwrap();
     let exporter = cuda_ipc_core::exporter::Exporter::new(importer.core, Default::default()).unwrap();
     let export = exporter.export(address, 2 * MIB).unwrap();
-    me.tell(&hex(&export.key()));
+    me.tell(&hex(&export.key().unwrap()));
     while let Some(other) = me.listen() {
         let mut beside = me.spawn("beside").unwrap();
         assert_eq!(beside.listen(), "ready");

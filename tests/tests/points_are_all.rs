@@ -3,10 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use cuda_ipc_core::exporter::Exporter;
+use cuda_ipc_core::importer::{Deadline, LegacyImport, PooledImport};
 use cuda_ipc_core::sys::driver;
 use cuda_ipc_tests::driver::{FakeConfig, Inside};
 use cuda_ipc_tests::exporter::{self, Remote};
-use cuda_ipc_tests::importer::Importer;
+use cuda_ipc_tests::importer::{Importer, LONG, key};
 use cuda_ipc_tests::points::{Callee, Point, Verdict, Watch};
 use cuda_ipc_tests::trace::{Mark, Trace, look};
 use cuda_ipc_tests::{hooked, shim};
@@ -140,5 +141,49 @@ fn points_of_an_export_are_all_its_calls() {
             exporter.retire(address, MIB);
             drop((export, exporter));
         })
+    });
+}
+
+#[test]
+fn points_of_imports_of_other_memory_are_all_their_calls() {
+    compare("points_of_imports_of_other_memory_are_all_their_calls", |me, importer| {
+        let mut remote = Remote::start(me);
+        let pool = remote.number("pool 0 1");
+        let pooled = remote.number(&format!("pool_alloc {pool} {} 1", 2 * MIB));
+        let plain = remote.number(&format!("alloc {} 1", 2 * MIB));
+        let (pooled, legacy) = (remote.export_at(pooled, 2 * MIB).1, remote.export_at(plain, 2 * MIB).1);
+        let importer = *importer;
+        let operation = move || {
+            let _alive = &remote;
+            let peer = importer.connect(&pooled).unwrap();
+            let deadline = Deadline::after(LONG);
+            let mut import = PooledImport::new(&importer.core, &peer, &key(&pooled), &[0], deadline).unwrap();
+            let mut opened = LegacyImport::open(&importer.core, &legacy, 0, deadline).unwrap();
+            import.close().unwrap();
+            opened.close().unwrap();
+        };
+        // What is kept process-wide is made once.
+        operation();
+        Box::new(operation)
+    });
+}
+
+#[test]
+fn points_of_exports_of_other_memory_are_all_their_calls() {
+    compare("points_of_exports_of_other_memory_are_all_their_calls", |_, importer| {
+        let cuda = importer.cuda;
+        let pool = cuda.pool_create(0, 1).unwrap();
+        let pooled = cuda.alloc_from_pool(2 << 20, pool, core::ptr::null_mut()).unwrap();
+        let plain = cuda.mem_alloc(2 << 20).unwrap();
+        let core = importer.core;
+        let mut options = exporter::without_broker();
+        options.sweep_interval = None;
+        let operation = move || {
+            let exporter = Exporter::new(core, options.clone()).unwrap();
+            let exports = [pooled, plain].map(|address| exporter.export(address, MIB).unwrap());
+            drop((exports, exporter));
+        };
+        operation();
+        Box::new(operation)
     });
 }

@@ -69,6 +69,20 @@ impl Shared {
         reserved.map_err(CacheErrorKind::Driver)
     }
 
+    /// Makes room for one more window, whose address space is the driver's own affair.
+    pub(crate) fn admit(&self, asking: &Window) {
+        let few = || self.counters.windows() < self.options.max_windows;
+        if !few() {
+            self.evict_windows(Some(asking), few);
+        }
+        self.counters.window_opened();
+    }
+
+    /// Such a window has no address any more.
+    pub(crate) fn dismiss(&self) {
+        self.counters.window_closed();
+    }
+
     /// What to say where `wanted` bytes of address space are too many.
     pub(crate) fn no_space(&self, wanted: u64) -> CacheErrorKind {
         CacheErrorKind::AddressSpace { wanted, reserved: self.reserved.load(Relaxed), limit: self.options.max_address_space }

@@ -72,6 +72,14 @@ impl Shared {
         swept
     }
 
+    /// Unmaps what is dead and idle in windows of pools: for a caller who is blocked by it. Never waits, and passes by what is in flight.
+    pub(crate) fn clear_dead(&self) {
+        for peer in self.all_peers() {
+            peer.windows().iter().filter(|window| window.is_pooled()).for_each(|window| self.come_back(window.reclaim(None)));
+        }
+        self.all_closing().iter().filter(|window| window.is_pooled()).for_each(|window| self.settle(window));
+    }
+
     /// Lets go of a peer: closes its windows, and keeps those in mind that have something mapped still.
     pub(super) fn close_peer(self: &Arc<Self>, nonce: Nonce) -> Reclaimed {
         let mut total = Reclaimed::default();

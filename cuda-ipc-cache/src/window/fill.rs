@@ -71,7 +71,11 @@ impl Window {
     fn look_up(&self, address: u64, len: u64) -> Result<(Vec<Found>, u64), CacheError> {
         let table = self.peer.table().ok_or_else(|| self.error(CacheErrorKind::Forked, address))?;
         let epoch = table.epoch();
-        let found = self.peer.lookup(address, len).map_err(|error| match error.kind {
+        let found = match self.pool_slot {
+            None => self.peer.lookup(address, len),
+            Some(slot) => self.peer.lookup_pooled(slot, self.base, self.len).map(|found| vec![found]),
+        };
+        let found = found.map_err(|error| match error.kind {
             ImportErrorKind::Lookup(LookupError::NoChunk(hole)) => self.error(CacheErrorKind::NoChunk, hole),
             ImportErrorKind::Lookup(LookupError::Unsettled) => self.error(CacheErrorKind::KeptChanging, address),
             _ => self.error(CacheErrorKind::Import(error), address),
@@ -130,7 +134,10 @@ impl Window {
         }
         let bytes = missing.iter().map(|(_, chunk)| chunk.len).sum();
         self.cache.claim(bytes, self);
-        let imported = self.address_space(address).and_then(|local_base| self.import(&missing, local_base, epoch, deadline));
+        let imported = match self.pool_slot {
+            None => self.address_space(address).and_then(|local_base| self.import(&missing, local_base, epoch, deadline)),
+            Some(_) => self.import_pooled(&missing, epoch, deadline),
+        };
         match imported {
             Ok(()) => Ok(Filled::Ready),
             Err(error) => {
@@ -175,11 +182,11 @@ impl Window {
         Ok(())
     }
 
-    fn publish(&self, imported: &[Found], epoch: u64) {
+    pub(super) fn publish(&self, imported: &[Found], epoch: u64) {
         let mut inner = self.lock();
         for (id, chunk) in imported {
             let head = self.granule(chunk.address);
-            let granules = u32::try_from(chunk.len / GRANULE).unwrap_or(1);
+            let granules = u32::try_from(chunk.len.div_ceil(GRANULE)).unwrap_or(1);
             for back in 1..granules {
                 if let Some(slot) = self.slots.get((head + back) as usize) {
                     slot.publish_interior(back);
@@ -225,6 +232,11 @@ impl Window {
         while self.devices.load(Acquire) & bit == 0 {
             // How another's flight failed is no matter here.
             let Entry::Flying(_flight) = self.enter(0, self.last_granule(), deadline)? else { continue };
+            if self.pool_slot.is_some() {
+                self.open_pooled_to(device, deadline)?;
+                self.devices.fetch_or(bit, Release);
+                return Ok(());
+            }
             let mut devices = self.device_list();
             devices.push(device);
             let (local_base, mut runs) = (self.local_base.load(Acquire), Vec::<(u64, u64)>::new());

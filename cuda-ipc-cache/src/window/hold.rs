@@ -47,10 +47,13 @@ impl Drop for Hold {
 impl Window {
     /// Reserves the window's address range, if it has none, and keeps it until the hold is dropped.
     ///
-    /// Errors: [`CacheError`] if the address space is refused.
+    /// Errors: [`CacheError`] if the address space is refused, or the window is of a pool's allocation, whose address is the driver's choice.
     pub fn hold_address(self: &Arc<Self>) -> Result<Hold, CacheError> {
         if !self.cache.is_current() {
             return Err(self.error(CacheErrorKind::Forked, self.base));
+        }
+        if self.pool_slot.is_some() {
+            return Err(self.error(CacheErrorKind::NoReservation, self.base));
         }
         self.lock().holds += 1;
         // From here on nobody gives the range back; the drop below takes the count off again if there is none to be had.
@@ -65,6 +68,9 @@ impl Window {
     pub fn map_all(&self, from: u64, stop: Deadline) -> Result<u64, CacheError> {
         let end = self.base + self.len;
         let mut at = from.max(self.base);
+        if self.pool_slot.is_some() {
+            return self.lease(self.base, self.len, Deadline::after(PATIENCE)).map(|_| end);
+        }
         loop {
             let Some(table) = self.peer.table() else { return Err(self.error(CacheErrorKind::Forked, at)) };
             let Some((_, first)) = table.next_chunk(at, end) else { return Ok(end) };

@@ -225,7 +225,8 @@ impl Window {
 
     /// Gives the address space back if nothing is mapped in it, nor about to be.
     pub(crate) fn release_address_space(&self) {
-        if !self.cache.is_current() {
+        // The address of a pool's allocation goes when it is unmapped.
+        if !self.cache.is_current() || self.pool_slot.is_some() {
             return;
         }
         let Some(_flight) = self.try_enter(0, self.last_granule()) else { return };
@@ -280,9 +281,9 @@ impl Window {
     /// Number of mapped chunks, their bytes, and how many of them wait for leases to end.
     pub fn usage(&self) -> (u64, u64, u64) {
         let inner = self.lock();
-        let granules: u64 = inner.mapped.values().map(|chunk| u64::from(chunk.granules)).sum();
+        let bytes = inner.mapped.values().map(|chunk| self.bytes_of(chunk.granules)).sum();
         let waiting = inner.mapped.values().filter(|chunk| chunk.retiring.is_some()).count();
-        (inner.mapped.len() as u64, granules * GRANULE, waiting as u64)
+        (inner.mapped.len() as u64, bytes, waiting as u64)
     }
 
     fn leases(&self, head: u32) -> u64 {
@@ -311,9 +312,13 @@ impl Window {
     fn unmap(&self, head: u32) -> Result<u64, DriverError> {
         let Some(MappedChunk { granules, retiring, .. }) = self.lock().mapped.get(&head).copied() else { return Ok(0) };
         let address = self.local_base.load(Acquire) + u64::from(head) * GRANULE;
-        let bytes = u64::from(granules) * GRANULE;
-        let cuda = self.cache.cuda();
-        cuda.with_relaxed_capture(|| cuda.unmap(address, bytes))?;
+        let bytes = self.bytes_of(granules);
+        if self.pool_slot.is_some() {
+            self.close_pooled()?;
+        } else {
+            let cuda = self.cache.cuda();
+            cuda.with_relaxed_capture(|| cuda.unmap(address, bytes))?;
+        }
         let mut inner = self.lock();
         inner.mapped.remove(&head);
         for granule in head..head + granules {
@@ -324,6 +329,12 @@ impl Window {
         drop(inner);
         self.cache.count_unmapped(retiring.unwrap_or(UnmapCause::Purged), bytes);
         Ok(bytes)
+    }
+
+    /// Bytes of a mapped chunk of so many granules.
+    fn bytes_of(&self, granules: u32) -> u64 {
+        // Allocations of a pool have any length.
+        if self.pool_slot.is_some() { self.len } else { u64::from(granules) * GRANULE }
     }
 
     /// Tries again to unmap what a failed import could not. `true` if the driver refuses still.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cuda_ipc_core::importer::{Deadline, ImportErrorKind};
+use cuda_ipc_core::importer::{Deadline, ImportErrorKind, PooledImport};
 use cuda_ipc_core::table::{ChunkId, GRANULE};
 
 use super::Window;
@@ -20,6 +20,8 @@ pub(super) struct State {
     pub(super) stuck: Vec<(u32, u32)>,
     /// No imports any more: the peer is dead or was purged, or the cache has forgotten the window.
     pub(super) closed: bool,
+    /// What is imported of a pool, where the window is of its allocation. Taken and put by who has the flight. Boxed: most windows have none.
+    pub(super) pooled: Option<Box<PooledImport>>,
     /// How many holds keep the address range.
     pub(super) holds: u64,
 }

@@ -3,7 +3,7 @@
 use core::time::Duration;
 use std::time::Instant;
 
-use cuda_driver_sys::CUresult;
+use cuda_driver_sys::{CUmemoryPool, CUresult};
 use cuda_ipc_core::table::GRANULE;
 
 use super::Gpu;
@@ -87,6 +87,42 @@ impl Drop for Chunks<'_> {
         if self.mapped == 0 || self.gpu.unmap(self.address, self.mapped).is_ok() {
             let _ = self.gpu.free_reservation(self.address, self.len);
         }
+    }
+}
+
+/// One allocation of a pool of its own, of which POSIX fds can be exported.
+pub(crate) struct Pooled<'g> {
+    gpu: &'g Gpu,
+    pool: CUmemoryPool,
+    address: u64,
+    len: u64,
+}
+
+impl<'g> Pooled<'g> {
+    pub(crate) fn new(gpu: &'g Gpu, len: u64) -> Result<Self, Failure> {
+        let pool = gpu.create_pool().map_err(gpu.at("creating a memory pool with POSIX_FD handles"))?;
+        match gpu.alloc_from(pool, len) {
+            Ok(address) => Ok(Self { gpu, pool, address, len }),
+            Err(error) => {
+                let _ = gpu.destroy_pool(pool);
+                Err(with_free_memory(gpu, gpu.at("allocating from the pool")(error), len))
+            }
+        }
+    }
+
+    pub(crate) const fn address(&self) -> u64 {
+        self.address
+    }
+
+    pub(crate) const fn len(&self) -> u64 {
+        self.len
+    }
+}
+
+impl Drop for Pooled<'_> {
+    fn drop(&mut self) {
+        let _ = self.gpu.free_pooled(self.address);
+        let _ = self.gpu.destroy_pool(self.pool);
     }
 }
 

@@ -5,7 +5,7 @@ use core::time::Duration;
 
 use cuda_ipc_core::importer::{Deadline, Peer};
 use cuda_ipc_core::key::{Key, KeyKind};
-use cuda_ipc_core::table::{GRANULE, LookupError};
+use cuda_ipc_core::table::{ChunkKind, GRANULE, LookupError};
 use serde::Serialize;
 
 use super::{Lines, address};
@@ -114,7 +114,12 @@ impl Contents {
         (contents.published, contents.retired) = (table.births(), table.epoch());
         if let KeyKind::PoolAllocation { slot } = key.kind {
             match table.chunk_in(slot) {
-                Ok(Some((_, chunk))) => contents.count(chunk.address, chunk.len, chunk.fd.is_some()),
+                Ok(Some((_, chunk))) => {
+                    // Its fd is its pool's.
+                    let pool =
+                        if let ChunkKind::PoolAllocation { pool, .. } = chunk.kind { table.chunk_in(pool).ok().flatten() } else { None };
+                    contents.count(chunk.address, chunk.len, pool.is_some_and(|(_, pool)| pool.fd.is_some()));
+                }
                 Ok(None) => {}
                 Err(error) => contents.stopped = Some(error.to_string()),
             }

@@ -1,12 +1,15 @@
 //! The exporter's bookkeeping: which chunks are published where, who counts them, and which slots are free. Changed under the exporter's lock; makes no
 //! driver call and closes no fd: what is retired is returned, to be dropped after the lock.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::thread::Thread;
 
-use super::{CoveredChunk, ExporterStats};
+use super::{CoveredChunk, ExporterStats, Refused};
+use crate::dispatch::Means;
 use crate::export::ChunkFacts;
+use crate::reason::NoIpc;
+use crate::sys::driver::Pool;
 use crate::sys::process_fd::{FdMark, ProcessFd};
 use crate::sys::socket::Socket;
 use crate::sys::table_file::OwnTable;
@@ -22,6 +25,27 @@ pub(super) struct Record {
     pub(super) fd: Option<Arc<ProcessFd>>,
     /// Exports that cover it.
     exports: u64,
+    /// The pool that it is an allocation of.
+    pool: Option<Pool>,
+}
+
+/// A published pool.
+#[derive(Debug)]
+struct PoolRecord {
+    id: ChunkId,
+    fd: Option<Arc<ProcessFd>>,
+    /// First addresses of its published allocations; it is retired with the last one.
+    allocations: BTreeSet<u64>,
+}
+
+/// A pool's allocation to be published.
+#[derive(Debug)]
+pub(super) struct PoolOffer {
+    pub(super) pool: Pool,
+    /// The pointer's export data.
+    pub(super) data: [u8; 64],
+    /// For a pool that is not published yet: its fd, or none past the budget.
+    pub(super) fd: Option<Option<ProcessFd>>,
 }
 
 /// An export in progress, and what was retired since it last asked the driver about a chunk.
@@ -36,6 +60,14 @@ struct PendingWalk {
 pub(super) struct State {
     /// Published chunks by address. They never overlap: what overlaps a new chunk is dead.
     chunks: BTreeMap<u64, Record>,
+    /// Pools of published allocations.
+    pools: BTreeMap<Pool, PoolRecord>,
+    /// Where something was exported that is not any more, the last ones: what tells freed memory from what never was any.
+    gone: VecDeque<(u64, u64)>,
+    /// Refused exports by the name of their cause.
+    refused: BTreeMap<&'static str, Refused>,
+    /// What trials have told, by the ordinal of the device.
+    means: BTreeMap<i32, Means>,
     free_slots: Vec<u32>,
     next_slot: u32,
     walks: Vec<PendingWalk>,
@@ -101,29 +133,136 @@ impl State {
             buffer_id: facts.buffer_id,
             device,
         };
-        let fresh = self.free_slots.is_empty();
-        let slot = self.free_slots.pop().unwrap_or(self.next_slot);
-        let published = match Writer::resume(table.words(), Layout::STANDARD) {
-            Some(mut writer) => writer.publish(slot, &chunk),
-            None => Err(PublishError::Slot(slot)),
-        };
-        match published {
+        match self.publish_entry(table, &chunk) {
             Ok(id) => {
-                self.next_slot += u32::from(fresh);
-                self.stats.chunks += 1;
-                self.stats.published += 1;
-                self.stats.bytes += facts.len;
                 self.stats.fds += u64::from(fd.is_some());
-                self.chunks.insert(facts.base, Record { facts, id, device, fd: fd.map(Arc::new), exports: 1 });
+                self.add(Record { facts, id, device, fd: fd.map(Arc::new), exports: 1, pool: None });
                 Ok((id, retired))
             }
             Err(error) => {
-                if !fresh {
-                    self.free_slots.push(slot);
-                }
                 retired.push(fd.map(Arc::new));
                 Err((error, retired))
             }
+        }
+    }
+
+    /// Publishes an allocation of a pool with one export, and the pool if it is not published. `None` if it is not and there is no fd of it at hand.
+    #[allow(clippy::type_complexity, reason = "what is retired comes along in either case")]
+    pub(super) fn publish_pooled(
+        &mut self,
+        table: &OwnTable,
+        facts: ChunkFacts,
+        device: [u8; 16],
+        offer: PoolOffer,
+    ) -> Result<(Option<ChunkId>, Retired), (PublishError, Retired)> {
+        let mut retired = self.retire_range(table, facts.base, facts.len);
+        let PoolOffer { pool, data, fd } = offer;
+        if !self.pools.contains_key(&pool) {
+            let Some(fd) = fd else { return Ok((None, retired)) };
+            let number = fd.as_ref().map(ProcessFd::number);
+            let entry = Chunk { kind: ChunkKind::Pool, fd: number, address: 0, len: 0, buffer_id: 0, device };
+            let fd = fd.map(Arc::new);
+            match self.publish_entry(table, &entry) {
+                Ok(id) => {
+                    self.stats.fds += u64::from(fd.is_some());
+                    self.stats.pools += 1;
+                    self.pools.insert(pool, PoolRecord { id, fd, allocations: BTreeSet::new() });
+                }
+                Err(error) => {
+                    retired.push(fd);
+                    return Err((error, retired));
+                }
+            }
+        } else if let Some(fd) = fd {
+            // Another thread was faster.
+            retired.push(fd.map(Arc::new));
+        }
+        let Some(record) = self.pools.get_mut(&pool) else { return Ok((None, retired)) };
+        record.allocations.insert(facts.base);
+        let kind = ChunkKind::PoolAllocation { pool: record.id.slot, blob: data };
+        let entry = Chunk { kind, fd: None, address: facts.base, len: facts.len, buffer_id: facts.buffer_id, device };
+        match self.publish_entry(table, &entry) {
+            Ok(id) => {
+                self.add(Record { facts, id, device, fd: None, exports: 1, pool: Some(pool) });
+                Ok((Some(id), retired))
+            }
+            Err(error) => {
+                retired.push(self.leave_pool(table, pool, facts.base));
+                Err((error, retired))
+            }
+        }
+    }
+
+    fn add(&mut self, record: Record) {
+        self.stats.chunks += 1;
+        self.stats.published += 1;
+        self.stats.bytes += record.facts.len;
+        self.chunks.insert(record.facts.base, record);
+    }
+
+    /// Writes an entry into a free slot.
+    fn publish_entry(&mut self, table: &OwnTable, chunk: &Chunk) -> Result<ChunkId, PublishError> {
+        let fresh = self.free_slots.is_empty();
+        let slot = self.free_slots.pop().unwrap_or(self.next_slot);
+        let published = match Writer::resume(table.words(), Layout::STANDARD) {
+            Some(mut writer) => writer.publish(slot, chunk),
+            None => Err(PublishError::Slot(slot)),
+        };
+        match published {
+            Ok(_) => self.next_slot += u32::from(fresh),
+            Err(_) if !fresh => self.free_slots.push(slot),
+            Err(_) => {}
+        }
+        published
+    }
+
+    /// Takes an allocation off its pool; retires the pool with the last one, and gives its fd.
+    fn leave_pool(&mut self, table: &OwnTable, pool: Pool, base: u64) -> Option<Arc<ProcessFd>> {
+        let record = self.pools.get_mut(&pool)?;
+        record.allocations.remove(&base);
+        if !record.allocations.is_empty() {
+            return None;
+        }
+        let record = self.pools.remove(&pool)?;
+        Writer::resume(table.words(), Layout::STANDARD)?.retire(record.id);
+        self.free_slots.push(record.id.slot);
+        self.stats.pools -= 1;
+        self.stats.fds -= u64::from(record.fd.is_some());
+        record.fd
+    }
+
+    /// A published allocation of a pool.
+    pub(super) fn witness(&self, pool: Pool) -> Option<(ChunkFacts, ChunkId)> {
+        let base = self.pools.get(&pool)?.allocations.first()?;
+        self.chunks.get(base).map(|record| (record.facts, record.id))
+    }
+
+    /// The pool that is published under this identity, and the fd that is held for it.
+    pub(super) fn pool_with(&self, id: ChunkId) -> Option<(Pool, Option<Arc<ProcessFd>>)> {
+        self.pools.iter().find(|(_, record)| record.id == id).map(|(&pool, record)| (pool, record.fd.clone()))
+    }
+
+    /// Retires all of a pool's allocations, and with them the pool.
+    pub(super) fn retire_pool(&mut self, table: &OwnTable, pool: Pool) -> Retired {
+        let bases: Vec<u64> = self.pools.get(&pool).map(|record| record.allocations.iter().copied().collect()).unwrap_or_default();
+        self.stats.swept += bases.len() as u64;
+        self.retire_at(table, &bases)
+    }
+
+    /// What is known of a device's handle types.
+    pub(super) fn means(&self, device: i32) -> Means {
+        self.means.get(&device).copied().unwrap_or_default()
+    }
+
+    pub(super) fn remember(&mut self, device: i32, means: Means) {
+        self.means.insert(device, means);
+    }
+
+    /// The fd by which importers get at a chunk.
+    fn fd_of<'a>(&'a self, record: &'a Record) -> Option<&'a Arc<ProcessFd>> {
+        match record.pool {
+            Some(pool) => self.pools.get(&pool)?.fd.as_ref(),
+            None => record.fd.as_ref(),
         }
     }
 
@@ -146,7 +285,7 @@ impl State {
 
     /// Retires every chunk whose fd number another fd of ours has: somebody has closed it under us, and importers would fetch the other one.
     pub(super) fn retire_taken(&mut self, table: &OwnTable) -> Retired {
-        let taken = |record: &Record| record.fd.as_ref().is_some_and(|fd| fd.mark().is_taken());
+        let taken = |record: &Record| self.fd_of(record).is_some_and(|fd| fd.mark().is_taken());
         let bases: Vec<u64> = self.chunks.values().filter(|record| taken(record)).map(|record| record.facts.base).collect();
         self.stats.swept += bases.len() as u64;
         self.retire_at(table, &bases)
@@ -156,7 +295,7 @@ impl State {
     pub(super) fn snapshot(&self) -> Vec<Published> {
         self.chunks
             .values()
-            .map(|record| Published { facts: record.facts, id: record.id, fd: record.fd.as_deref().map(ProcessFd::mark) })
+            .map(|record| Published { facts: record.facts, id: record.id, fd: self.fd_of(record).map(|fd| fd.mark()) })
             .collect()
     }
 
@@ -164,14 +303,17 @@ impl State {
     fn retire_at(&mut self, table: &OwnTable, bases: &[u64]) -> Retired {
         let Some(mut writer) = Writer::resume(table.words(), Layout::STANDARD) else { return Vec::new() };
         let mut retired = Vec::with_capacity(bases.len());
-        for record in bases.iter().filter_map(|base| self.chunks.remove(base)) {
+        for base in bases {
+            let Some(record) = self.chunks.remove(base) else { continue };
+            self.remember_place(record.facts.base, record.facts.len);
             writer.retire(record.id);
             self.free_slots.push(record.id.slot);
             self.stats.chunks -= 1;
             self.stats.retired += 1;
             self.stats.bytes -= record.facts.len;
             self.stats.fds -= u64::from(record.fd.is_some());
-            retired.push(record.fd);
+            // The pool after its memory: an importer that finds an allocation live finds its pool's entry the right one.
+            retired.push(record.pool.and_then(|pool| self.leave_pool(table, pool, *base)).or(record.fd));
         }
         if !retired.is_empty() {
             table.wake_epoch();
@@ -186,6 +328,29 @@ impl State {
             }
         }
         retired
+    }
+
+    pub(super) fn count_refusal(&mut self, refused: &NoIpc) {
+        self.stats.refused += 1;
+        self.refused.entry(refused.cause.name()).or_insert(Refused { first: *refused, times: 0 }).times += 1;
+    }
+
+    pub(super) fn refusals(&self) -> Vec<Refused> {
+        self.refused.values().copied().collect()
+    }
+
+    /// Remembers that something was exported there.
+    pub(super) fn remember_place(&mut self, address: u64, len: u64) {
+        const MOST: usize = 1024;
+        if self.gone.len() >= MOST {
+            self.gone.pop_front();
+        }
+        self.gone.push_back((address, len));
+    }
+
+    /// Whether something was exported at `address` some time. (What is published still may be gone without a word.)
+    pub(super) fn was_exported(&self, address: u64) -> bool {
+        self.find(address).is_some() || self.gone.iter().any(|&(base, len)| address.checked_sub(base).is_some_and(|offset| offset < len))
     }
 
     /// Registers an export that is about to begin.

@@ -3,15 +3,12 @@
 use std::sync::Arc;
 
 use super::{CoveredChunk, Shared};
+use crate::dispatch::{FdFrom, Lane, fd_from};
 use crate::export::{Action, ChunkFacts, Event, Walk};
 use crate::reason::Cause;
 use crate::sys::driver::{DriverError, Handle, PointerFacts};
 use crate::sys::process_fd::ProcessFd;
 use crate::table::PublishError;
-
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR` and `CU_MEM_HANDLE_TYPE_FABRIC` in the attribute ALLOWED_HANDLE_TYPES.
-const POSIX_FD: u64 = 1;
-const FABRIC: u64 = 8;
 
 /// What a walk leaves behind.
 pub(super) struct Run {
@@ -58,6 +55,14 @@ impl Shared {
         });
         self.lock().end_walk(number);
         Run { covered: runner.covered, device: runner.device.unwrap_or_default() }
+    }
+}
+
+impl Shared {
+    /// Whether the budget of fds has room for one more.
+    pub(super) fn fds_left(&self) -> bool {
+        let budget = file_limit().saturating_sub(self.options.fd_reserve);
+        self.lock().stats().fds < budget
     }
 }
 
@@ -129,19 +134,27 @@ impl Runner<'_> {
     /// What the driver says about `address`, if the memory there has a POSIX fd of its own.
     fn shareable(&self, address: u64) -> Result<PointerFacts, Cause> {
         let facts = self.shared.cuda.pointer_facts(address)?;
-        obstacle(&facts).map_or(Ok(facts), Err)
+        match self.shared.lane(address, &facts)? {
+            Lane::Chunks(_) => Ok(facts),
+            // Where the range begins with it, it has a lane of its own: see `exporter.rs`.
+            Lane::Pool(_) => Err(Cause::PosixPool),
+            Lane::Legacy => Err(Cause::Legacy),
+        }
     }
 
     fn export_handle(&self) -> Result<Option<ProcessFd>, Cause> {
         let Some(handle) = self.handle else { return Err(Cause::KeptChanging) };
-        let fd = self.shared.cuda.export_fd(handle).map_err(|error| out_of_files().unwrap_or_else(|| error.into()))?;
+        let refused = |error| out_of_files().unwrap_or_else(|| self.shared.no_fd(self.ordinal, error));
+        let fd = self.shared.cuda.export_fd(handle).map_err(refused)?;
         let fd = ProcessFd::new(fd)?;
         if fd.took_over() {
             self.shared.retire_taken();
         }
         // Past the budget the entry is published without an fd: the export has shown that one can be made, which is what a broker does on demand.
-        let budget = file_limit().saturating_sub(self.shared.options.fd_reserve);
-        Ok((self.shared.lock().stats().fds < budget).then_some(fd))
+        Ok(match fd_from(self.shared.fds_left()) {
+            FdFrom::Held => Some(fd),
+            FdFrom::OnDemand => None,
+        })
     }
 
     fn publish(&mut self, facts: ChunkFacts) -> Result<Event, Cause> {

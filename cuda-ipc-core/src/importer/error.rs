@@ -126,6 +126,25 @@ pub enum ImportErrorKind {
     },
     /// A driver call failed.
     Driver(DriverError),
+    /// The GPU that holds the memory is not visible to this process (CUDA_VISIBLE_DEVICES, a container's devices).
+    DeviceNotVisible {
+        /// Its UUID.
+        uuid: [u8; 16],
+    },
+    /// This process still has an import of what the exporter offered in its place before, and it is not known to be the same memory.
+    StillInUse,
+    /// What was mapped is shorter than what the exporter says, and its rest would be other memory of this process.
+    TooShort {
+        /// Bytes that are there.
+        mapped: u64,
+    },
+    /// The device that asks cannot reach memory of the one that holds it.
+    NoPeerAccess {
+        /// Ordinal here of the one that asks.
+        device: i32,
+        /// Ordinal here of the one that holds the memory.
+        home: i32,
+    },
     /// The deadline was over before the step.
     DeadlineOver,
     /// The object was made by a process that has forked since.
@@ -142,7 +161,10 @@ impl ImportError {
             ImportErrorKind::Pidfd(error) => matches!(error.errno, Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM),
             ImportErrorKind::Syscall(error) => matches!(Errno(error.errno), Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM),
             ImportErrorKind::Broker(error) | ImportErrorKind::NoRoute { broker: error, .. } => error.retryable(),
-            ImportErrorKind::Lookup(LookupError::Unsettled) | ImportErrorKind::Retired | ImportErrorKind::DeadlineOver => true,
+            ImportErrorKind::Lookup(LookupError::Unsettled)
+            | ImportErrorKind::Retired
+            | ImportErrorKind::StillInUse
+            | ImportErrorKind::DeadlineOver => true,
             _ => false,
         }
     }
@@ -155,6 +177,12 @@ impl ImportError {
 }
 
 impl ImportErrorKind {
+    /// What a failed import by the driver means, of memory of the GPU with this UUID.
+    pub(super) const fn of_import(error: DriverError, uuid: [u8; 16]) -> Self {
+        const INVALID_DEVICE: u32 = 101;
+        if error.code == INVALID_DEVICE { Self::DeviceNotVisible { uuid } } else { Self::Driver(error) }
+    }
+
     pub(super) const fn other_route_may_work(&self) -> bool {
         use pidfd_sys::Errno;
         match self {
@@ -210,6 +238,14 @@ impl fmt::Display for ImportErrorKind {
             Self::Broker(error) => write!(f, "by the exporter's broker: {error}"),
             Self::NoRoute { pidfd, broker } => write!(f, "by pidfd: {pidfd}; by the exporter's broker: {broker}"),
             Self::Driver(error) => error.fmt(f),
+            Self::DeviceNotVisible { uuid } => {
+                f.write_str("its GPU ")?;
+                uuid.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+                f.write_str(" is not visible to this process")
+            }
+            Self::StillInUse => f.write_str("an import of what was there before is still in use"),
+            Self::TooShort { mapped } => write!(f, "only {mapped:#x} bytes of it are there"),
+            Self::NoPeerAccess { device, home } => write!(f, "device {device} cannot access memory of device {home}"),
             Self::DeadlineOver => f.write_str("the deadline was over"),
             Self::Forked => f.write_str("it was made by the parent process"),
             Self::Syscall(error) => error.fmt(f),

@@ -117,7 +117,8 @@ impl Runner<'_> {
             }
             Action::Import(at) => {
                 let fd = self.fds.get(at - self.first).and_then(Option::as_ref).ok_or(ImportErrorKind::NoFd)?;
-                self.handle = Some(self.cuda.import_fd(fd.as_fd()).map_err(ImportErrorKind::Driver)?);
+                let device = self.chunk(at)?.1.device;
+                self.handle = Some(self.cuda.import_fd(fd.as_fd()).map_err(|error| ImportErrorKind::of_import(error, device))?);
                 Ok(())
             }
             Action::CloseFd(at) => {

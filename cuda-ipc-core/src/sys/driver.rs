@@ -15,8 +15,9 @@ use core::fmt;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use cuda_driver_sys::{
-    CU_MEMORYTYPE_DEVICE, CUcontext, CUdevice, CUdeviceptr, CUevent, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
-    CUmemGenericAllocationHandle, CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode, CUuuid, Driver, LoadError, device_location,
+    CU_MEMORYTYPE_DEVICE, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUmemAccess_flags, CUmemAccessDesc,
+    CUmemAllocationHandleType, CUmemGenericAllocationHandle, CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode, CUuuid, Driver,
+    LoadError, device_location,
 };
 
 /// A driver call that did not succeed.
@@ -84,8 +85,8 @@ pub struct PointerFacts {
     pub handle_types: u64,
     /// Whether `cuIpcGetMemHandle` works on it.
     pub legacy: bool,
-    /// Whether it belongs to a memory pool.
-    pub pool: bool,
+    /// The memory pool it belongs to.
+    pub pool: Option<Pool>,
     /// Whether it is managed memory.
     pub managed: bool,
     /// Whether it is device memory (`CU_MEMORYTYPE_DEVICE`).
@@ -98,6 +99,8 @@ pub struct PointerFacts {
     pub mapping_base: u64,
     /// Length of that chunk in bytes.
     pub mapping_len: u64,
+    /// The context that it was allocated in; `None` for VMM and pool memory.
+    pub context: Option<Context>,
 }
 
 /// A retained or imported physical allocation. Plain data: releasing it is the holder's duty.
@@ -124,6 +127,13 @@ macro_rules! call {
         if result == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(DriverError { call: stringify!($name), code: result.0 }) }
     }};
 }
+
+mod contexts;
+mod legacy;
+mod pools;
+
+pub(crate) use contexts::HeldContext;
+pub use pools::Pool;
 
 impl Cuda {
     /// Loads `libcuda.so.1` and initialises it.
@@ -188,7 +198,7 @@ impl Cuda {
         let (mut start, mut len, mut handle_types, mut buffer_id): (CUdeviceptr, usize, u64, u64) = (0, 0, 0, 0);
         let (mut mapping_base, mut mapping_len): (CUdeviceptr, usize) = (0, 0);
         let (mut legacy, mut managed, mut memory_type, mut device): (c_int, c_int, u32, c_int) = (0, 0, 0, 0);
-        let mut pool: *mut c_void = core::ptr::null_mut();
+        let (mut pool, mut context): (*mut c_void, CUcontext) = (core::ptr::null_mut(), core::ptr::null_mut());
         let mut attributes = [
             CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
             CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
@@ -201,8 +211,9 @@ impl Cuda {
             CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID,
             CUpointer_attribute::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR,
             CUpointer_attribute::CU_POINTER_ATTRIBUTE_MAPPING_SIZE,
+            CUpointer_attribute::CU_POINTER_ATTRIBUTE_CONTEXT,
         ];
-        let mut values: [*mut c_void; 11] = [
+        let mut values: [*mut c_void; 12] = [
             (&raw mut start).cast(),
             (&raw mut len).cast(),
             (&raw mut handle_types).cast(),
@@ -214,20 +225,22 @@ impl Cuda {
             (&raw mut buffer_id).cast(),
             (&raw mut mapping_base).cast(),
             (&raw mut mapping_len).cast(),
+            (&raw mut context).cast(),
         ];
-        call!(self, cuPointerGetAttributes(11, attributes.as_mut_ptr(), values.as_mut_ptr(), address))?;
+        call!(self, cuPointerGetAttributes(12, attributes.as_mut_ptr(), values.as_mut_ptr(), address))?;
         Ok(PointerFacts {
             range_start: start,
             range_len: len as u64,
             handle_types,
             legacy: legacy & 0xff != 0,
-            pool: !pool.is_null(),
+            pool: (!pool.is_null()).then_some(Pool(pool as usize)),
             managed: managed & 0xff != 0,
             device_memory: memory_type == CU_MEMORYTYPE_DEVICE,
             device,
             buffer_id,
             mapping_base,
             mapping_len: mapping_len as u64,
+            context: (!context.is_null()).then_some(Context(context as usize)),
         })
     }
 
@@ -239,6 +252,26 @@ impl Cuda {
             Err(error) if error.is_no_such_memory() => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Ordinal of the visible device with this UUID; `None` if this process sees no such device.
+    ///
+    /// Ordinals mean nothing in another process: CUDA_VISIBLE_DEVICES may hide and reorder devices there.
+    pub fn device_with_uuid(&self, uuid: [u8; 16]) -> Result<Option<CUdevice>, DriverError> {
+        for device in 0..self.device_count()? {
+            if self.device_uuid(device)? == uuid {
+                return Ok(Some(device));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether the driver says that POSIX fds can be exported on the device. Asked only to explain a refusal: attributes promise, trials tell.
+    pub(crate) fn claims_posix_fds(&self, device: CUdevice) -> Result<bool, DriverError> {
+        let mut value: c_int = 0;
+        let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
+        call!(self, cuDeviceGetAttribute(&raw mut value, attribute, device))?;
+        Ok(value != 0)
     }
 
     /// One more reference to the physical allocation mapped at `address`.
@@ -260,6 +293,13 @@ impl Cuda {
         call!(self, cuMemExportToShareableHandle((&raw mut fd).cast(), handle.0, POSIX_FD, 0))?;
         // SAFETY: the driver has just opened this fd for the caller (cuMemExportToShareableHandle); nobody else knows it.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    /// Tries whether a fabric handle can be exported. A trial leaves nothing behind: the handle is bytes.
+    pub(crate) fn try_fabric(&self, handle: Handle) -> Result<(), DriverError> {
+        let mut bytes = [0_u8; 64];
+        const FABRIC: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC;
+        call!(self, cuMemExportToShareableHandle((&raw mut bytes).cast(), handle.0, FABRIC, 0))
     }
 
     /// A reference to the physical allocation that `fd` stands for. The fd stays the caller's.
@@ -383,7 +423,9 @@ impl Cuda {
         call!(self, cuCtxPushCurrent(context.0 as CUcontext))?;
         let value = body();
         let mut popped: CUcontext = core::ptr::null_mut();
-        let _ = call!(self, cuCtxPopCurrent(&raw mut popped));
+        let mut pop = || call!(self, cuCtxPopCurrent(&raw mut popped));
+        // Tried twice: what stays current would be the context of the caller's next call.
+        let _ = pop().or_else(|_| pop());
         value
     }
 }

@@ -17,6 +17,8 @@ pub(crate) struct Config {
     pub(crate) va: u64,
     /// `FAKE_CUDA_FABRIC=1`: fabric handles work, as on a machine with IMEX.
     pub(crate) fabric: bool,
+    /// `FAKE_CUDA_PEERS=0`: no device reaches another's memory.
+    pub(crate) peers: bool,
     /// `FAKE_CUDA_ASYNC`: 0 or unset, `hold`, or a delay in milliseconds.
     pub(crate) asynchronous: Asynchronous,
     visible: Option<String>,
@@ -42,6 +44,7 @@ impl Config {
             devices: number("FAKE_CUDA_DEVICES").and_then(|n| usize::try_from(n).ok()).unwrap_or(1).min(MAX_DEVICES),
             va: number("FAKE_CUDA_VA").unwrap_or(64 << 40),
             fabric: var("FAKE_CUDA_FABRIC").is_some_and(|text| text == "1"),
+            peers: var("FAKE_CUDA_PEERS").is_none_or(|text| text != "0"),
             asynchronous: match var("FAKE_CUDA_ASYNC").as_deref() {
                 None | Some("0" | "") => Asynchronous::Off,
                 Some("hold") => Asynchronous::Hold,

@@ -4,6 +4,7 @@
 //! memory which was not there any more breaks a context: from then on everything fails in it but virtual memory management and pointer attributes.
 
 use core::cell::Cell;
+use core::sync::atomic::Ordering::Relaxed;
 use std::collections::{BTreeMap, BTreeSet};
 
 use cuda_driver_sys::{CUcontext, CUctx_st, CUresult};
@@ -146,6 +147,7 @@ pub(crate) fn primary_retain(out: Out<CUcontext>, device: i32) -> Answer {
         Some(context) => context.users += 1,
         None => process.contexts.add(number, device, true),
     }
+    process.registry.counters().primary_retains.fetch_add(1, Relaxed);
     out.set(handle(number))
 }
 
@@ -155,7 +157,9 @@ pub(crate) fn primary_release(device: i32) -> Answer {
     let number = primary(process.device(device)?);
     let context = process.contexts.live.get_mut(&number).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
     context.users -= 1;
-    if context.users == 0 {
+    let unused = context.users == 0;
+    process.registry.counters().primary_retains.fetch_sub(1, Relaxed);
+    if unused {
         process.destroy_context(number);
     }
     Ok(())
@@ -165,6 +169,8 @@ pub(crate) fn primary_release(device: i32) -> Answer {
 pub(crate) fn primary_reset(device: i32) -> Answer {
     let mut process = process::lock()?;
     let number = primary(process.device(device)?);
+    let users = process.contexts.live.get(&number).map_or(0, |context| context.users);
+    process.registry.counters().primary_retains.fetch_sub(users, Relaxed);
     process.destroy_context(number);
     Ok(())
 }

@@ -43,6 +43,10 @@ pub(crate) struct FakeCudaCounters {
     pub(crate) copies_into_dead_mappings: u64,
     /// Panics caught at the boundary: bugs of the fake.
     pub(crate) internal_errors: u64,
+    /// Pools made or imported and not destroyed, or with memory still; without the devices' default ones.
+    pub(crate) pools: u64,
+    /// Retains of primary contexts that were not released.
+    pub(crate) primary_retains: u64,
 }
 
 /// What all living processes together have of one physical device.
@@ -176,6 +180,8 @@ impl FakeCudaCounters {
             copied_bytes: counters.copied_bytes.load(Relaxed),
             copies_into_dead_mappings: counters.copies_into_dead_mappings.load(Relaxed),
             internal_errors: counters.internal_errors.load(Relaxed),
+            pools: counters.pools.load(Relaxed),
+            primary_retains: counters.primary_retains.load(Relaxed),
         }
     }
 }

@@ -54,7 +54,7 @@ pub(crate) fn can_access_peer(out: Out<i32>, device: i32, peer: i32) -> Answer {
     let process = process::lock()?;
     process.device(device)?;
     process.device(peer)?;
-    out.set(i32::from(device != peer))
+    out.set(i32::from(device != peer && process.peers))
 }
 
 /// `cuDeviceGetPCIBusId`.

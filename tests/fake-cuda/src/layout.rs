@@ -9,7 +9,7 @@ use core::sync::atomic::AtomicU64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"fakecuda");
 /// Changes with every change of this file.
-pub(crate) const LAYOUT: u64 = 1;
+pub(crate) const LAYOUT: u64 = 2;
 pub(crate) const MAX_PROCESSES: usize = 256;
 pub(crate) const MAX_DEVICES: usize = 16;
 /// Chunks per device.
@@ -53,6 +53,8 @@ pub(crate) struct Counters {
     pub(crate) copied_bytes: AtomicU64,
     pub(crate) copies_into_dead_mappings: AtomicU64,
     pub(crate) internal_errors: AtomicU64,
+    pub(crate) pools: AtomicU64,
+    pub(crate) primary_retains: AtomicU64,
 }
 
 #[repr(C, align(4096))]

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use core::ffi::c_void;
+use core::sync::atomic::Ordering::Relaxed;
 use cuda_driver_sys::{
     CUmemAccess_flags, CUmemAccessDesc_v1, CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation, CUmemPool_attribute,
     CUmemPoolHandle_st, CUmemPoolProps_v1, CUmemPoolPtrExportData_v1, CUmemoryPool, CUresult, CUstream_st,
@@ -116,6 +117,7 @@ impl Process {
         {
             let chunk = found.chunk;
             self.pools.live.remove(&pool);
+            self.registry.counters().pools.fetch_sub(1, Relaxed);
             if let Some(chunk) = chunk {
                 self.unhold(chunk);
             }
@@ -187,6 +189,7 @@ pub(crate) fn create(out: Out<CUmemoryPool>, props: In<CUmemPoolProps_v1>) -> An
     let gpu = process.devices[device];
     let chunk = if types == 0 { None } else { Some(process.create(gpu, 0, ChunkKind::Pool, types)?.0) };
     let number = process.pools.add(Pool::new(device, types, chunk, false));
+    process.registry.counters().pools.fetch_add(1, Relaxed);
     out.set(handle(number))
 }
 
@@ -243,7 +246,7 @@ pub(crate) fn attribute(pool: Handle<CUmemPoolHandle_st>, attribute: CUmemPool_a
     }
 }
 
-/// `cuMemPoolSetAccess`: for what is allocated and for what comes.
+/// `cuMemPoolSetAccess`: for what is allocated and for what comes. Of a device that cannot reach the pool's it is granted without effect, as some drivers do.
 pub(crate) fn set_access(pool: Handle<CUmemPoolHandle_st>, rights: In<CUmemAccessDesc_v1>, count: usize) -> Answer {
     let mut process = process::lock()?;
     let number = pool.id();
@@ -252,6 +255,9 @@ pub(crate) fn set_access(pool: Handle<CUmemPoolHandle_st>, rights: In<CUmemAcces
         let right = rights.at(index)?;
         let device = vmm::location(&process, &right.location)?;
         let bits = u64::from(right.flags.0);
+        if !process.peers && process.pools.get(number)?.device != device {
+            continue;
+        }
         process.pools.get(number)?.access.set(device, bits);
         process.space.set_access_of(
             device,
@@ -297,6 +303,7 @@ pub(crate) fn import_pool(out: Out<CUmemoryPool>, shareable: Out<c_void>, kind: 
     let device = process.ordinal(chunk.gpu).ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)?;
     process.hold(chunk, ChunkKind::Pool).ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
     let number = process.pools.add(Pool::new(device, POSIX_FD, Some(chunk), true));
+    registry.counters().pools.fetch_add(1, Relaxed);
     out.set(handle(number))
 }
 

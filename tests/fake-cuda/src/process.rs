@@ -28,6 +28,7 @@ pub(crate) struct Process {
     /// Physical number of each visible device, by ordinal.
     pub(crate) devices: Vec<usize>,
     pub(crate) fabric: bool,
+    pub(crate) peers: bool,
     pub(crate) asynchronous: Asynchronous,
     pub(crate) space: Space,
     pub(crate) handles: Handles,
@@ -71,6 +72,7 @@ pub(crate) fn init(flags: u32) -> Answer {
         pools: Pools::new(devices.len()),
         devices,
         fabric: config.fabric,
+        peers: config.peers,
         asynchronous: config.asynchronous,
         space: Space::new(config.va),
         handles: Handles::default(),

@@ -232,7 +232,8 @@ impl Counters {
         }
         let single = [&self.reservations, &self.reserved_bytes, &self.exports_made, &self.imports_made, &self.driver_calls];
         let more = [&self.calls_after_fork, &self.copies, &self.copied_bytes, &self.copies_into_dead_mappings, &self.internal_errors];
-        single.into_iter().chain(more).for_each(|counter| counter.store(0, Relaxed));
+        let others = [&self.pools, &self.primary_retains];
+        single.into_iter().chain(more).chain(others).for_each(|counter| counter.store(0, Relaxed));
     }
 }
 

@@ -6,6 +6,7 @@ use core::sync::atomic::AtomicU64;
 use cuda_ipc_core::broker::message::MESSAGE_MAX;
 use cuda_ipc_core::broker::{Challenge, Proofs, Request, SocketName};
 use cuda_ipc_core::diagnosis::{Call, Cause, Diagnosis, Facts, Failure, Trial};
+use cuda_ipc_core::dispatch::{FABRIC, FdFrom, Lane, Means, Memory, POSIX_FD, Place, PoolKind, Verdict, dispatch};
 use cuda_ipc_core::export::{self, ChunkFacts, Event, Walk};
 use cuda_ipc_core::import::{self, Transfer};
 use cuda_ipc_core::key::{HostId, Key, KeyKind, Nonce};
@@ -29,6 +30,14 @@ pub(crate) fn key() -> bool {
     let decodes = Key::decode(&bytes) == Ok(key);
     bytes[9] ^= 1;
     decodes && Key::decode(&bytes).is_err() && key.covers(2 * GRANULE, GRANULE)
+}
+
+pub(crate) fn lanes() -> bool {
+    let both =
+        black_box(Memory { place: Place::Device, managed: false, legacy: false, pool: PoolKind::Made, handle_types: POSIX_FD | FABRIC });
+    let none = Memory { handle_types: 0, ..both };
+    dispatch(&both, &Means::default()) == Verdict::Goes(Lane::Pool(FdFrom::Held))
+        && dispatch(&none, &Means::default()) == Verdict::NoIpc(Cause::PoolWithoutHandle)
 }
 
 pub(crate) fn rkey() -> bool {

@@ -19,6 +19,7 @@ use core::ffi::{c_char, c_int};
 pub extern "C" fn main(_argc: c_int, _argv: *const *const c_char) -> c_int {
     let checks = [
         core_crate::key(),
+        core_crate::lanes(),
         core_crate::rkey(),
         core_crate::table(),
         core_crate::broker(),

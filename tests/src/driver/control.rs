@@ -35,6 +35,10 @@ pub struct FakeCounters {
     pub copies_into_dead_mappings: u64,
     /// Bugs of the fake.
     pub internal_errors: u64,
+    /// Pools made or imported and not gone; without the devices' default ones.
+    pub pools: u64,
+    /// Retains of primary contexts that were not released.
+    pub primary_retains: u64,
 }
 
 /// What all processes have of one physical device.

@@ -1,6 +1,7 @@
 //! The exporter process: does what it is asked, one line at a time.
 
 mod fds;
+mod others;
 
 use core::time::Duration;
 use std::os::unix::process::CommandExt;
@@ -28,6 +29,7 @@ pub fn serve(me: &Inside) {
         memories: Vec::new(),
         exports: Vec::new(),
         placed: Vec::new(),
+        pools: Vec::new(),
     };
     me.tell("ready");
     while let Some(request) = me.listen() {
@@ -50,6 +52,8 @@ struct Server {
     exports: Vec<Option<Export>>,
     /// Numbers under which files were put that nobody owns.
     placed: Vec<i32>,
+    /// Addresses of the driver's pools.
+    pools: Vec<Option<usize>>,
 }
 
 impl Server {
@@ -156,7 +160,7 @@ impl Server {
                 let program = std::env::current_exe().map_err(text)?;
                 Err(Command::new(program).args(std::env::args_os().skip(1)).exec().to_string())
             }
-            _ => self.answer_about_fds(what, words, numbers),
+            _ => self.answer_about_others(what, words, numbers),
         }
     }
 

@@ -11,4 +11,6 @@ mod flights;
 mod life;
 mod limits;
 mod model;
+mod opened;
 mod peers;
+mod pooled;

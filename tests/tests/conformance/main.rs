@@ -13,6 +13,7 @@ mod device;
 mod facts;
 mod mapping;
 mod pointers;
+mod pools;
 mod sharing;
 mod streams;
 

@@ -159,7 +159,18 @@ fn two_processes() {
     facts.code("allocation from an imported pool", cuda.alloc_from_pool(CHUNK, pool, core::ptr::null_mut()), INVALID_VALUE);
     facts.code("cuMemPoolExportPointer of an imported pointer", cuda.pool_export_pointer(pointer), INVALID_VALUE);
     facts.code("cuMemPoolExportToShareableHandle of an imported pool", cuda.pool_export_fd(pool).map(own), INVALID_VALUE);
+    // Not asked on a GPU yet.
+    facts.open("cuMemGetAddressRange of an imported pool pointer", cuda.address_range(pointer).map(|(base, size)| (base == pointer, size)));
+    let reach = |attribute| cuda.attribute(attribute, pointer);
+    let (start, size) = (PointerAttribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, PointerAttribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE);
+    facts.open("RANGE of an imported pool pointer", (reach(start).map(|start| start == pointer), reach(size)));
+    facts.open("cuMemPoolSetAccess to read alone", cuda.pool_set_access(pool, 0, READ));
+    facts.code("cuMemPoolSetAccess", cuda.pool_set_access(pool, 0, READ_WRITE), OK);
     facts.code("free of the imported pointer", cuda.mem_free(pointer), OK);
+    if let Ok(second) = cuda.pool_import_pointer(pool, data) {
+        let freed = std::thread::scope(|scope| scope.spawn(|| cuda.mem_free(second)).join());
+        facts.open("free of an imported pointer without a context", freed.ok());
+    }
     facts.code("free of it a second time", cuda.mem_free(pointer), INVALID_VALUE);
     facts.code("cuMemPoolDestroy of an imported pool", cuda.pool_destroy(pool), OK);
 

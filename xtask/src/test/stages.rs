@@ -62,7 +62,14 @@ const FEATURE_SETS: &[&str] = &[
     "--package cuda-ipc-cli",
 ];
 /// Runs of the demo; each must verify what it shared.
-const DEMOS: &[&[&str]] = &[&[], &["--chunks", "300", "--size", "700M"], &["--route", "broker"]];
+const DEMOS: &[&[&str]] = &[
+    &[],
+    &["--chunks", "300", "--size", "700M"],
+    &["--route", "broker"],
+    &["--kind", "pool"],
+    &["--kind", "pool", "--route", "broker"],
+    &["--kind", "malloc"],
+];
 /// Packages whose models need fewer dependencies than the package.
 const LOOM_FEATURES: &[(&str, &str)] = &[("cuda-ipc-core", "--no-default-features")];
 

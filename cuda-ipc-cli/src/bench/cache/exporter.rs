@@ -81,7 +81,7 @@ pub(crate) fn child(link: &mut Link) -> Result<(), Failure> {
     let Some(first) = exports.first() else {
         return Err(Failure::new("making windows", limit.unwrap_or_else(|| "none are wanted".to_owned())));
     };
-    let windows = exports.iter().map(|export| (export.key().base, export.key().len)).collect();
+    let windows = exports.iter().filter_map(|export| export.key().map(|key| (key.base, key.len))).collect();
     link.send(&Made { rkey: hex::encode(&first.rkey().encode()), windows, limit, facts: gpu.facts()?, note })?;
     link.wait_for_end();
     drop((exports, exporter));

@@ -4,15 +4,16 @@
 //! believed of the request but which entries it names: each must be live under that identity, the driver must still have that memory at its address, and the
 //! entry must be live after that. (What dies later the importer notices itself, after it has received the fd.)
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::broker::{BATCH_MAX, Outcome};
 use crate::export::ChunkFacts;
 use crate::exporter::Shared;
 use crate::exporter::walk::out_of_files;
+use crate::sys::driver::DriverError;
 use crate::sys::process_fd::ProcessFd;
-use crate::table::{ChunkId, Layout, Reader};
+use crate::table::{ChunkId, ChunkKind, Layout, Reader};
 
 /// Fds made for one answer. Each takes the driver some 50 us, during which others wait; and each needs a free number.
 const MOST_MADE: usize = 32;
@@ -58,6 +59,12 @@ pub(super) fn chunks(shared: &Shared, ids: impl Iterator<Item = ChunkId>, room: 
 
 impl Shared {
     fn chunk(&self, id: ChunkId, served: &mut Served) -> Outcome {
+        match self.kind_of(id) {
+            Some(ChunkKind::Vmm) => {}
+            Some(ChunkKind::Pool) => return self.pool(id, served),
+            // Its fd is its pool's.
+            Some(ChunkKind::PoolAllocation { .. }) | None => return Outcome::Dead,
+        }
         let Some((facts, held)) = self.published(id) else { return Outcome::Dead };
         let fd = match held {
             Some(fd) if fd.mark().is_lost() => {
@@ -78,12 +85,64 @@ impl Shared {
                 }
             }
         };
+        self.give(id, fd, served)
+    }
+
+    /// Gives an fd, if what it is of is live still.
+    fn give(&self, id: ChunkId, fd: Arc<ProcessFd>, served: &mut Served) -> Outcome {
         let live = Reader::resume(self.table.words(), Layout::STANDARD).is_some_and(|table| table.is_live(id));
         if !live {
             return Outcome::Dead;
         }
         served.fds.push(fd);
         Outcome::Given
+    }
+
+    /// As `chunk`, of a pool. That it is the published one, memory of it says that is published and there.
+    fn pool(&self, id: ChunkId, served: &mut Served) -> Outcome {
+        let Some((pool, held)) = self.lock().pool_with(id) else { return Outcome::Dead };
+        if held.as_ref().is_some_and(|fd| fd.mark().is_lost()) {
+            let retired = self.lock().retire_pool(&self.table, pool);
+            drop(retired);
+            return Outcome::Dead;
+        }
+        let vouched = || match self.vouches(pool) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Outcome::Dead),
+            Err(error) => Err(Outcome::Driver(error.code)),
+        };
+        let fd = match held {
+            Some(fd) => vouched().map(|()| fd),
+            None if served.made >= MOST_MADE => Err(Outcome::Later(0)),
+            None => {
+                served.made += 1;
+                // Before the export, since it is of a pool that may be gone; and after it, since what was exported must be that pool.
+                vouched().and_then(|()| self.registered(self.cuda.export_pool(pool))).and_then(|fd| vouched().map(|()| Arc::new(fd)))
+            }
+        };
+        match fd {
+            Ok(fd) => self.give(id, fd, served),
+            Err(outcome) => outcome,
+        }
+    }
+
+    /// An fd that the driver has just made, registered at once: a child forked meanwhile must not keep it.
+    fn registered(&self, made: Result<OwnedFd, DriverError>) -> Result<ProcessFd, Outcome> {
+        let fd = made.map_err(|error| match out_of_files() {
+            Some(_) => Outcome::Later(libc::EMFILE.cast_unsigned()),
+            None => Outcome::Driver(error.code),
+        })?;
+        let fd = ProcessFd::new(fd).map_err(|error| Outcome::Later(error.errno.cast_unsigned()))?;
+        if fd.took_over() {
+            self.retire_taken();
+        }
+        Ok(fd)
+    }
+
+    /// What is published under this identity, as the table says.
+    fn kind_of(&self, id: ChunkId) -> Option<ChunkKind> {
+        let table = Reader::resume(self.table.words(), Layout::STANDARD)?;
+        table.chunk_in(id.slot).ok().flatten().filter(|(found, _)| *found == id).map(|(_, chunk)| chunk.kind)
     }
 
     /// What is published under this identity, and the fd that is held for it.
@@ -115,20 +174,9 @@ impl Shared {
             self.confirm(id, facts).err().unwrap_or(Outcome::Driver(error.code))
         })?;
         // After the memory is held: what the driver says now is said of what will be exported.
-        let made = self.confirm(id, facts).and_then(|()| {
-            let fd = self.cuda.export_fd(handle).map_err(|error| match out_of_files() {
-                Some(_) => Outcome::Later(libc::EMFILE.cast_unsigned()),
-                None => Outcome::Driver(error.code),
-            })?;
-            // At once: a child forked meanwhile must not keep it.
-            ProcessFd::new(fd).map_err(|error| Outcome::Later(error.errno.cast_unsigned()))
-        });
+        let made = self.confirm(id, facts).and_then(|()| self.registered(self.cuda.export_fd(handle)));
         let _ = self.cuda.release(handle);
-        let fd = made?;
-        if fd.took_over() {
-            self.retire_taken();
-        }
-        Ok(fd)
+        made
     }
 
     fn retire_lost(&self, id: ChunkId, facts: &ChunkFacts) {
