@@ -85,6 +85,18 @@ impl Opened {
         }
     }
 
+    /// Where there is no window: first address in the exporter, length in bytes, and first address here, which stay as they are.
+    pub fn fixed(&self) -> Option<(u64, u64, u64)> {
+        match self {
+            Self::Window(_) => None,
+            Self::Legacy(legacy) => {
+                let (base, len) = legacy.import.range();
+                Some((base, len, legacy.import.address()))
+            }
+            &Self::Own { base, len } => Some((base, len, base)),
+        }
+    }
+
     /// The window, where there is one.
     pub const fn window(&self) -> Option<&Arc<Window>> {
         match self {

@@ -305,7 +305,8 @@ typedef struct cuda_ipc_export_info_t {
      */
     cuda_ipc_status_t reason;
     /**
-     * First address of the exported range.
+     * First address of the exported range; for `CUDA_IPC_TYPE_LEGACY` of the whole allocation, which is what an importer gets. A transport sends these two
+     * numbers with the payload.
      */
     uint64_t base;
     /**
@@ -391,15 +392,15 @@ typedef struct cuda_ipc_window_info_t {
      */
     uint64_t local_base;
     /**
-     * Identity of the exporter, for `cuda_ipc_purge_peer`.
+     * Identity of the exporter, for `cuda_ipc_purge_peer`; 0 for a legacy handle, which does not say.
      */
     uint64_t peer;
     /**
-     * Pid of the exporter, in its own PID namespace.
+     * Pid of the exporter, in its own PID namespace; 0 for a legacy handle.
      */
     uint32_t pid;
     /**
-     * `CUDA_IPC_ROUTE_PIDFD` or `CUDA_IPC_ROUTE_BROKER`: how the exporter was reached; 0 for memory of this process.
+     * `CUDA_IPC_ROUTE_PIDFD` or `CUDA_IPC_ROUTE_BROKER`: how the exporter was reached; 0 for memory of this process and for a legacy handle.
      */
     uint32_t route;
     /**
@@ -643,6 +644,10 @@ typedef struct cuda_ipc_stats_t {
      * Passes of the importing side's thread.
      */
     uint64_t sweeps;
+    /**
+     * Legacy handles open now.
+     */
+    uint64_t legacy_handles;
 } cuda_ipc_stats_t;
 
 /**
@@ -816,6 +821,21 @@ typedef struct cuda_ipc_stats_t {
 #define CUDA_IPC_ERR_IMPORT (-120)
 
 /**
+ * The GPU that holds the memory is not visible to this process.
+ */
+#define CUDA_IPC_ERR_DEVICE_NOT_VISIBLE (-121)
+
+/**
+ * What the driver mapped is shorter than what the exporter says.
+ */
+#define CUDA_IPC_ERR_TOO_SHORT (-122)
+
+/**
+ * The device that asks cannot reach memory of the one that holds it.
+ */
+#define CUDA_IPC_ERR_NO_PEER_ACCESS (-123)
+
+/**
  * Not memory that the CUDA driver knows.
  */
 #define CUDA_IPC_REASON_NOT_DEVICE_MEMORY (-200)
@@ -826,7 +846,7 @@ typedef struct cuda_ipc_stats_t {
 #define CUDA_IPC_REASON_MANAGED (-201)
 
 /**
- * Memory of cuMemAlloc, whose legacy handle this version does not carry.
+ * Memory of cuMemAlloc in the middle of other memory: its legacy handle carries it alone.
  */
 #define CUDA_IPC_REASON_LEGACY (-202)
 
@@ -846,7 +866,7 @@ typedef struct cuda_ipc_stats_t {
 #define CUDA_IPC_REASON_POOL_WITHOUT_HANDLE (-205)
 
 /**
- * Memory of a POSIX_FD pool, which this version does not carry.
+ * Memory of a POSIX_FD pool in the middle of other memory: the pool's handle carries it alone.
  */
 #define CUDA_IPC_REASON_POSIX_POOL (-206)
 
@@ -899,6 +919,31 @@ typedef struct cuda_ipc_stats_t {
  * A reason that has no number yet; the error's text names it.
  */
 #define CUDA_IPC_REASON_OTHER (-216)
+
+/**
+ * Host memory that the driver knows.
+ */
+#define CUDA_IPC_REASON_HOST_MEMORY (-217)
+
+/**
+ * The allocator asked for a fabric handle only, and the driver refuses these.
+ */
+#define CUDA_IPC_REASON_FABRIC_REFUSED (-218)
+
+/**
+ * The driver exports no POSIX file descriptors on this device.
+ */
+#define CUDA_IPC_REASON_POSIX_REFUSED (-219)
+
+/**
+ * Memory of the device's default pool, which has no handle type.
+ */
+#define CUDA_IPC_REASON_DEFAULT_POOL (-220)
+
+/**
+ * The range leaves the allocation in which it begins.
+ */
+#define CUDA_IPC_REASON_LEAVES_ALLOCATION (-221)
 
 /**
  * There is no CUDA driver, or one that lacks a function that the library needs.
@@ -1008,7 +1053,7 @@ cuda_ipc_status_t cuda_ipc_purge_peer(struct cuda_ipc_context_t context,
 /**
  * Shares `[address, address + length)`, device memory of this process, with every process of this user that is given its key.
  *
- * The range may begin and end anywhere and span any number of physical chunks. Memory that cannot be shared is exported as `CUDA_IPC_TYPE_NO_IPC`: that is
+ * The range may begin and end anywhere and span any number of physical chunks of a reservation; or lie in one allocation of a POSIX_FD pool or of cuMemAlloc. Memory that cannot be shared is exported as `CUDA_IPC_TYPE_NO_IPC`: that is
  * `CUDA_IPC_OK` too, `cuda_ipc_export_info` says why, and its key tells the importer to take another way. Chunks that are shared already cost no export call.
  * A shared chunk stays in memory until it is withdrawn: by `cuda_ipc_retire`, by the release of its last export, or by the library's thread after its memory
  * was freed. The export in `*handle` is the caller's, who ends it with `cuda_ipc_export_release`.
@@ -1165,7 +1210,7 @@ cuda_ipc_status_t cuda_ipc_lease_holding(struct cuda_ipc_window_t window,
 cuda_ipc_status_t cuda_ipc_lease_end(struct cuda_ipc_lease_t lease);
 
 /**
- * Says what is known of the pointer `address`, an address of this process. Two driver calls; nothing is exported.
+ * Says what is known of the pointer `address`, an address of this process. A few driver calls; nothing is exported.
  *
  * Errors: `CUDA_IPC_ERR_NULL`, `CUDA_IPC_ERR_STRUCT_SIZE`, `CUDA_IPC_ERR_HANDLE`, `CUDA_IPC_ERR_STALE_HANDLE`, `CUDA_IPC_ERR_DRIVER` if the driver does not answer,
  * `CUDA_IPC_ERR_FORKED`. An address of nothing is no error but a `reason`. Usable from any thread.

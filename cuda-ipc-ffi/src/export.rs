@@ -52,7 +52,8 @@ pub struct cuda_ipc_export_info_t {
     pub handle_type: u32,
     /// `CUDA_IPC_OK`, or why the memory cannot be shared: `CUDA_IPC_REASON_*` mostly.
     pub reason: cuda_ipc_status_t,
-    /// First address of the exported range.
+    /// First address of the exported range; for `CUDA_IPC_TYPE_LEGACY` of the whole allocation, which is what an importer gets. A transport sends these two
+    /// numbers with the payload.
     pub base: u64,
     /// Its length in bytes.
     pub length: u64,
@@ -124,7 +125,7 @@ fn split(payload: &Payload) -> (u32, [u8; KEY_LEN]) {
 
 /// Shares `[address, address + length)`, device memory of this process, with every process of this user that is given its key.
 ///
-/// The range may begin and end anywhere and span any number of physical chunks. Memory that cannot be shared is exported as `CUDA_IPC_TYPE_NO_IPC`: that is
+/// The range may begin and end anywhere and span any number of physical chunks of a reservation; or lie in one allocation of a POSIX_FD pool or of cuMemAlloc. Memory that cannot be shared is exported as `CUDA_IPC_TYPE_NO_IPC`: that is
 /// `CUDA_IPC_OK` too, `cuda_ipc_export_info` says why, and its key tells the importer to take another way. Chunks that are shared already cost no export call.
 /// A shared chunk stays in memory until it is withdrawn: by `cuda_ipc_retire`, by the release of its last export, or by the library's thread after its memory
 /// was freed. The export in `*handle` is the caller's, who ends it with `cuda_ipc_export_release`.

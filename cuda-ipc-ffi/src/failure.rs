@@ -60,7 +60,9 @@ impl Failure {
     pub(crate) fn cuda_result(&self) -> u32 {
         match self.fact {
             Fact::Driver(error) | Fact::Open(OpenError::Init(error)) => error.code,
-            Fact::NoIpc(NoIpc { cause: Cause::Driver { code, .. }, .. }) => code,
+            Fact::NoIpc(NoIpc {
+                cause: Cause::Driver { code, .. } | Cause::FabricRefused { code } | Cause::PosixRefused { code }, ..
+            }) => code,
             Fact::Cache(CacheError { kind: CacheErrorKind::Driver(error), .. }) => error.code,
             Fact::Cache(error) => match import_error(&error).map(|error| error.kind) {
                 Some(ImportErrorKind::Driver(error)) => error.code,
@@ -140,6 +142,7 @@ impl From<CacheError> for Failure {
             CacheErrorKind::AddressSpace { .. } => CUDA_IPC_ERR_ADDRESS_SPACE,
             CacheErrorKind::Driver(_) => CUDA_IPC_ERR_DRIVER,
             CacheErrorKind::Device(_) => CUDA_IPC_ERR_ARGUMENT,
+            CacheErrorKind::NoIpc => CUDA_IPC_ERR_NO_IPC,
             CacheErrorKind::Closed => CUDA_IPC_ERR_WINDOW_CLOSED,
             CacheErrorKind::Forked => CUDA_IPC_ERR_FORKED,
             _ => CUDA_IPC_ERR_IMPORT,
@@ -175,6 +178,9 @@ fn of_import(error: &ImportError) -> cuda_ipc_status_t {
         ImportErrorKind::Broker(_) => CUDA_IPC_ERR_BROKER,
         ImportErrorKind::NoRoute { .. } => CUDA_IPC_ERR_NO_ROUTE,
         ImportErrorKind::Driver(_) => CUDA_IPC_ERR_DRIVER,
+        ImportErrorKind::DeviceNotVisible { .. } => CUDA_IPC_ERR_DEVICE_NOT_VISIBLE,
+        ImportErrorKind::TooShort { .. } => CUDA_IPC_ERR_TOO_SHORT,
+        ImportErrorKind::NoPeerAccess { .. } => CUDA_IPC_ERR_NO_PEER_ACCESS,
         ImportErrorKind::Forked => CUDA_IPC_ERR_FORKED,
         ImportErrorKind::Syscall(error) => of_errno(error.errno),
         _ => CUDA_IPC_ERR_IMPORT,
@@ -186,6 +192,11 @@ impl From<NoIpc> for Failure {
         let status = match reason.cause {
             Cause::EmptyRange => CUDA_IPC_ERR_RANGE,
             Cause::NotDeviceMemory => CUDA_IPC_REASON_NOT_DEVICE_MEMORY,
+            Cause::HostMemory => CUDA_IPC_REASON_HOST_MEMORY,
+            Cause::FabricRefused { .. } => CUDA_IPC_REASON_FABRIC_REFUSED,
+            Cause::PosixRefused { .. } => CUDA_IPC_REASON_POSIX_REFUSED,
+            Cause::DefaultPool => CUDA_IPC_REASON_DEFAULT_POOL,
+            Cause::LeavesAllocation { .. } => CUDA_IPC_REASON_LEAVES_ALLOCATION,
             Cause::Managed => CUDA_IPC_REASON_MANAGED,
             Cause::Legacy => CUDA_IPC_REASON_LEGACY,
             Cause::NoHandleType => CUDA_IPC_REASON_NO_HANDLE_TYPE,

@@ -12,7 +12,8 @@ use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
 use std::sync::Arc;
 
-use cuda_ipc_core::importer::{Deadline, Route, own_nonces_contain};
+use cuda_ipc_cache::Opened;
+use cuda_ipc_core::importer::{Deadline, Route};
 use cuda_ipc_core::key::Key;
 use cuda_ipc_core::rkey::{Payload, Rkey, RkeyError};
 
@@ -25,7 +26,7 @@ use crate::handles::{cuda_ipc_context_t, cuda_ipc_window_t};
 use crate::leases;
 use crate::log::CUDA_IPC_LOG_DEBUG;
 use crate::status::*;
-use crate::windows::{self, Entry, Target};
+use crate::windows::{self, Entry};
 
 /// A time limit that is none.
 pub const CUDA_IPC_FOREVER: u64 = u64::MAX;
@@ -65,11 +66,11 @@ pub struct cuda_ipc_window_info_t {
     pub reservation_length: u64,
     /// Where the reservation begins here; 0 while it has no address space here. Changes only while nothing of it is leased.
     pub local_base: u64,
-    /// Identity of the exporter, for `cuda_ipc_purge_peer`.
+    /// Identity of the exporter, for `cuda_ipc_purge_peer`; 0 for a legacy handle, which does not say.
     pub peer: u64,
-    /// Pid of the exporter, in its own PID namespace.
+    /// Pid of the exporter, in its own PID namespace; 0 for a legacy handle.
     pub pid: u32,
-    /// `CUDA_IPC_ROUTE_PIDFD` or `CUDA_IPC_ROUTE_BROKER`: how the exporter was reached; 0 for memory of this process.
+    /// `CUDA_IPC_ROUTE_PIDFD` or `CUDA_IPC_ROUTE_BROKER`: how the exporter was reached; 0 for memory of this process and for a legacy handle.
     pub route: u32,
     /// 1 for memory of this process, whose addresses are its own; otherwise 0.
     pub own_process: i32,
@@ -178,7 +179,7 @@ fn import(
         return Err(Failure::about(CUDA_IPC_ERR_ARGUMENT, "device"));
     }
     let writable = flags & CUDA_IPC_IMPORT_WRITABLE != 0;
-    let opened = target(&context, &rkey, device, writable, deadline(timeout_ns));
+    let opened = open(&context, &rkey, device, writable, deadline(timeout_ns));
     if let Err(failure) = &opened {
         context.failed_imports.fetch_add(1, Relaxed);
         match failure.status {
@@ -187,26 +188,19 @@ fn import(
             cause => context.log.lost(cause, format_args!("{failure}")),
         }
     }
-    let target = opened?;
+    let opened = opened?;
     context.log.say(CUDA_IPC_LOG_DEBUG, format_args!("opened a window on {:#x}+{:#x}", rkey.base, rkey.len));
-    let id = windows::open(Entry { context, target, base: rkey.base, len: rkey.len })?;
+    let id = windows::open(Entry { context, opened, rkey })?;
     Ok(cuda_ipc_window_t { id })
 }
 
-/// What the window of an rkey shows. One arm for each handle type.
-fn target(context: &Context, rkey: &Rkey, device: i32, writable: bool, deadline: Deadline) -> Result<Target, Failure> {
-    match rkey.payload {
-        Payload::NoIpc => Err(Failure::plain(CUDA_IPC_ERR_NO_IPC)),
-        Payload::Posix(key) if own_nonces_contain(key.nonce) => Ok(Target::Own { base: key.base, len: key.len, nonce: key.nonce.0 }),
-        Payload::Posix(key) => {
-            let window = context.cache.window(&key, device, writable, deadline)?;
-            if context.eager {
-                drop(window.lease(rkey.base, rkey.len, deadline)?);
-            }
-            Ok(Target::Mirror(window))
-        }
-        _ => Err(Failure::about(CUDA_IPC_ERR_HANDLE_TYPE, "handle type of the key")),
+/// Opens what the rkey names, and maps it if the context does so at once.
+fn open(context: &Context, rkey: &Rkey, device: i32, writable: bool, deadline: Deadline) -> Result<Opened, Failure> {
+    let opened = context.cache.open(rkey, device, writable, deadline)?;
+    if context.eager {
+        drop(opened.lease(rkey.base, rkey.len, deadline)?);
     }
+    Ok(opened)
 }
 
 /// That many nanoseconds from now.
@@ -236,8 +230,8 @@ pub unsafe extern "C" fn cuda_ipc_window_info(window: cuda_ipc_window_t, info: *
 fn describe(entry: &Entry) -> cuda_ipc_window_info_t {
     let mut info = cuda_ipc_window_info_t {
         size: size_of::<cuda_ipc_window_info_t>(),
-        base: entry.base,
-        length: entry.len,
+        base: entry.rkey.base,
+        length: entry.rkey.len,
         reservation_base: 0,
         reservation_length: 0,
         local_base: 0,
@@ -245,27 +239,26 @@ fn describe(entry: &Entry) -> cuda_ipc_window_info_t {
         pid: 0,
         route: 0,
         own_process: 0,
-        writable: 0,
+        writable: 1,
     };
-    match &entry.target {
-        Target::Mirror(window) => {
-            info.reservation_base = window.base();
-            info.reservation_length = window.len();
-            info.local_base = window.local_address().unwrap_or(0);
-            info.peer = window.peer().nonce().0;
-            info.pid = window.peer().pid();
-            info.route = if window.peer().route() == Route::Pidfd { CUDA_IPC_ROUTE_PIDFD } else { CUDA_IPC_ROUTE_BROKER };
-            info.writable = i32::from(window.writable());
-        }
-        Target::Own { base, len, nonce } => {
-            info.reservation_base = *base;
-            info.reservation_length = *len;
-            info.local_base = *base;
-            info.peer = *nonce;
-            info.pid = std::process::id();
-            info.own_process = 1;
-            info.writable = 1;
-        }
+    if let Payload::Posix(key) = entry.rkey.payload {
+        info.peer = key.nonce.0;
+        info.pid = key.pid;
+    }
+    if let Some(window) = entry.opened.window() {
+        info.reservation_base = window.base();
+        info.reservation_length = window.len();
+        info.local_base = window.local_address().unwrap_or(0);
+        info.route = if window.peer().route() == Route::Pidfd { CUDA_IPC_ROUTE_PIDFD } else { CUDA_IPC_ROUTE_BROKER };
+        info.writable = i32::from(window.writable());
+    } else if let Some((base, len, local)) = entry.opened.fixed() {
+        info.reservation_base = base;
+        info.reservation_length = len;
+        info.local_base = local;
+    }
+    if let Opened::Own { .. } = entry.opened {
+        info.pid = std::process::id();
+        info.own_process = 1;
     }
     info
 }

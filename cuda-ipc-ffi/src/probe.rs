@@ -9,13 +9,13 @@ use core::ffi::c_char;
 use core::fmt;
 use std::ffi::CString;
 
-use cuda_ipc_core::exporter::obstacle;
+use cuda_ipc_core::dispatch::Lane;
 use cuda_ipc_core::reason::NoIpc;
 use cuda_ipc_core::sys::driver::PointerFacts;
 
 use crate::boundary::{Buffer, Out, boundary, write_struct};
 use crate::context::{CONTEXTS, Context};
-use crate::export::{CUDA_IPC_TYPE_NO_IPC, CUDA_IPC_TYPE_POSIX};
+use crate::export::{CUDA_IPC_TYPE_LEGACY, CUDA_IPC_TYPE_NO_IPC, CUDA_IPC_TYPE_POSIX};
 use crate::failure::Failure;
 use crate::handles::cuda_ipc_context_t;
 use crate::status::*;
@@ -64,7 +64,7 @@ pub struct cuda_ipc_probe_t {
     pub device_uuid: [u8; 16],
 }
 
-/// Says what is known of the pointer `address`, an address of this process. Two driver calls; nothing is exported.
+/// Says what is known of the pointer `address`, an address of this process. A few driver calls; nothing is exported.
 ///
 /// Errors: `CUDA_IPC_ERR_NULL`, `CUDA_IPC_ERR_STRUCT_SIZE`, `CUDA_IPC_ERR_HANDLE`, `CUDA_IPC_ERR_STALE_HANDLE`, `CUDA_IPC_ERR_DRIVER` if the driver does not answer,
 /// `CUDA_IPC_ERR_FORKED`. An address of nothing is no error but a `reason`. Usable from any thread.
@@ -76,15 +76,15 @@ pub unsafe extern "C" fn cuda_ipc_probe(context: cuda_ipc_context_t, address: u6
     boundary!({
         let find = || {
             let context = CONTEXTS.get(context.id)?;
-            let (facts, reason) = look(&context, address)?;
+            let (facts, lane) = look(&context, address)?;
             let known = facts.buffer_id != 0 || facts.range_len != 0;
             let flag = |is: bool, flag: u32| if is { flag } else { 0 };
             Ok(cuda_ipc_probe_t {
                 size: size_of::<cuda_ipc_probe_t>(),
-                shareable: i32::from(reason.is_none()),
-                handle_type: if reason.is_none() { CUDA_IPC_TYPE_POSIX } else { CUDA_IPC_TYPE_NO_IPC },
-                reason: reason.map_or(CUDA_IPC_OK, |reason| Failure::from(reason).status),
-                memory: flag(facts.pool, CUDA_IPC_MEMORY_POOL)
+                shareable: i32::from(lane.is_ok()),
+                handle_type: lane.map_or(CUDA_IPC_TYPE_NO_IPC, handle_type),
+                reason: lane.map_or_else(|reason| Failure::from(reason).status, |_| CUDA_IPC_OK),
+                memory: flag(facts.pool.is_some(), CUDA_IPC_MEMORY_POOL)
                     | flag(facts.managed, CUDA_IPC_MEMORY_MANAGED)
                     | flag(facts.legacy, CUDA_IPC_MEMORY_LEGACY)
                     | flag(facts.device_memory, CUDA_IPC_MEMORY_DEVICE),
@@ -126,9 +126,9 @@ pub unsafe extern "C" fn cuda_ipc_probe_text(
             return Err(Failure::about(CUDA_IPC_ERR_NULL, "text"));
         }
         let context = CONTEXTS.get(context.id)?;
-        let (facts, reason) = look(&context, address)?;
+        let (facts, lane) = look(&context, address)?;
         // The text has no 0 inside.
-        let line = CString::new(Report { address, facts, reason }.to_string()).unwrap_or_default();
+        let line = CString::new(Report { address, facts, lane }.to_string()).unwrap_or_default();
         // SAFETY: the caller's promise.
         if let Some(out) = unsafe { Out::optional(length) } {
             out.write(line.as_bytes().len());
@@ -141,23 +141,31 @@ pub unsafe extern "C" fn cuda_ipc_probe_text(
     })
 }
 
-fn look(context: &Context, address: u64) -> Result<(PointerFacts, Option<NoIpc>), Failure> {
-    let facts = context.cuda.pointer_facts(address)?;
-    Ok((facts, obstacle(&facts).map(|cause| NoIpc { cause, address })))
+fn look(context: &Context, address: u64) -> Result<(PointerFacts, Result<Lane, NoIpc>), Failure> {
+    let (facts, lane) = context.make_exporter()?.probe(address)?;
+    Ok((facts, lane.map_err(|cause| NoIpc { cause, address })))
+}
+
+fn handle_type(lane: Lane) -> u32 {
+    match lane {
+        Lane::Legacy => CUDA_IPC_TYPE_LEGACY,
+        Lane::Chunks(_) | Lane::Pool(_) => CUDA_IPC_TYPE_POSIX,
+    }
 }
 
 struct Report {
     address: u64,
     facts: PointerFacts,
-    reason: Option<NoIpc>,
+    lane: Result<Lane, NoIpc>,
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { address, facts, reason } = self;
-        match reason {
-            None => writeln!(f, "memory at {address:#x} can be shared, by POSIX file descriptors")?,
-            Some(reason) => writeln!(f, "{reason}")?,
+        let Self { address, facts, lane } = self;
+        match lane {
+            Ok(Lane::Legacy) => writeln!(f, "memory at {address:#x} can be shared, by its legacy handle")?,
+            Ok(_) => writeln!(f, "memory at {address:#x} can be shared, by POSIX file descriptors")?,
+            Err(reason) => writeln!(f, "{reason}")?,
         }
         if facts.range_len != 0 {
             writeln!(f, "reservation: {:#x}+{:#x}, device {}", facts.range_start, facts.range_len, facts.device)?;
@@ -168,7 +176,10 @@ impl fmt::Display for Report {
         write!(
             f,
             "handle types asked for: {:#x}, legacy: {}, pool: {}, managed: {}",
-            facts.handle_types, facts.legacy, facts.pool, facts.managed
+            facts.handle_types,
+            facts.legacy,
+            facts.pool.is_some(),
+            facts.managed
         )
     }
 }

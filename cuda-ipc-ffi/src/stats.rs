@@ -76,6 +76,8 @@ pub struct cuda_ipc_stats_t {
     pub refused_again: u64,
     /// Passes of the importing side's thread.
     pub sweeps: u64,
+    /// Legacy handles open now.
+    pub legacy_handles: u64,
 }
 
 /// Says what a context has done and holds.
@@ -122,6 +124,7 @@ pub unsafe extern "C" fn cuda_ipc_stats(context: cuda_ipc_context_t, stats: *mut
                 refused: cache.refused,
                 refused_again: cache.refused_again,
                 sweeps: cache.sweeps,
+                legacy_handles: cache.legacy_handles,
             })
         };
         // SAFETY: the caller's promise.

@@ -93,11 +93,18 @@ pub const CUDA_IPC_ERR_WINDOW_CLOSED: cuda_ipc_status_t = -119;
 /// The import failed for a reason that has no number yet; the error's text names it.
 pub const CUDA_IPC_ERR_IMPORT: cuda_ipc_status_t = -120;
 
+/// The GPU that holds the memory is not visible to this process.
+pub const CUDA_IPC_ERR_DEVICE_NOT_VISIBLE: cuda_ipc_status_t = -121;
+/// What the driver mapped is shorter than what the exporter says.
+pub const CUDA_IPC_ERR_TOO_SHORT: cuda_ipc_status_t = -122;
+/// The device that asks cannot reach memory of the one that holds it.
+pub const CUDA_IPC_ERR_NO_PEER_ACCESS: cuda_ipc_status_t = -123;
+
 /// Not memory that the CUDA driver knows.
 pub const CUDA_IPC_REASON_NOT_DEVICE_MEMORY: cuda_ipc_status_t = -200;
 /// Managed memory has no handle.
 pub const CUDA_IPC_REASON_MANAGED: cuda_ipc_status_t = -201;
-/// Memory of cuMemAlloc, whose legacy handle this version does not carry.
+/// Memory of cuMemAlloc in the middle of other memory: its legacy handle carries it alone.
 pub const CUDA_IPC_REASON_LEGACY: cuda_ipc_status_t = -202;
 /// The allocator asked for no handle type.
 pub const CUDA_IPC_REASON_NO_HANDLE_TYPE: cuda_ipc_status_t = -203;
@@ -105,7 +112,7 @@ pub const CUDA_IPC_REASON_NO_HANDLE_TYPE: cuda_ipc_status_t = -203;
 pub const CUDA_IPC_REASON_FABRIC_ONLY: cuda_ipc_status_t = -204;
 /// A pool that was created without the POSIX_FD handle type.
 pub const CUDA_IPC_REASON_POOL_WITHOUT_HANDLE: cuda_ipc_status_t = -205;
-/// Memory of a POSIX_FD pool, which this version does not carry.
+/// Memory of a POSIX_FD pool in the middle of other memory: the pool's handle carries it alone.
 pub const CUDA_IPC_REASON_POSIX_POOL: cuda_ipc_status_t = -206;
 /// The range has a hole.
 pub const CUDA_IPC_REASON_HOLE: cuda_ipc_status_t = -207;
@@ -127,6 +134,17 @@ pub const CUDA_IPC_REASON_NO_TABLE: cuda_ipc_status_t = -214;
 pub const CUDA_IPC_REASON_DRIVER: cuda_ipc_status_t = -215;
 /// A reason that has no number yet; the error's text names it.
 pub const CUDA_IPC_REASON_OTHER: cuda_ipc_status_t = -216;
+
+/// Host memory that the driver knows.
+pub const CUDA_IPC_REASON_HOST_MEMORY: cuda_ipc_status_t = -217;
+/// The allocator asked for a fabric handle only, and the driver refuses these.
+pub const CUDA_IPC_REASON_FABRIC_REFUSED: cuda_ipc_status_t = -218;
+/// The driver exports no POSIX file descriptors on this device.
+pub const CUDA_IPC_REASON_POSIX_REFUSED: cuda_ipc_status_t = -219;
+/// Memory of the device's default pool, which has no handle type.
+pub const CUDA_IPC_REASON_DEFAULT_POOL: cuda_ipc_status_t = -220;
+/// The range leaves the allocation in which it begins.
+pub const CUDA_IPC_REASON_LEAVES_ALLOCATION: cuda_ipc_status_t = -221;
 
 /// There is no CUDA driver, or one that lacks a function that the library needs.
 pub const CUDA_IPC_ERR_NO_DRIVER: cuda_ipc_status_t = -300;
@@ -179,6 +197,9 @@ const TABLE: &[Row] = &[
     Row(CUDA_IPC_ERR_ADDRESS_SPACE, true, c"no address space for a window"),
     Row(CUDA_IPC_ERR_WINDOW_CLOSED, false, c"the window was closed"),
     Row(CUDA_IPC_ERR_IMPORT, false, c"the import failed"),
+    Row(CUDA_IPC_ERR_DEVICE_NOT_VISIBLE, false, c"the GPU is not visible to this process"),
+    Row(CUDA_IPC_ERR_TOO_SHORT, false, c"what was mapped is shorter than the exporter says"),
+    Row(CUDA_IPC_ERR_NO_PEER_ACCESS, false, c"the device cannot reach memory of that one"),
     Row(CUDA_IPC_REASON_NOT_DEVICE_MEMORY, false, c"not memory of the CUDA driver"),
     Row(CUDA_IPC_REASON_MANAGED, false, c"managed memory"),
     Row(CUDA_IPC_REASON_LEGACY, false, c"cuMemAlloc memory"),
@@ -196,6 +217,11 @@ const TABLE: &[Row] = &[
     Row(CUDA_IPC_REASON_NO_TABLE, false, c"no export table"),
     Row(CUDA_IPC_REASON_DRIVER, false, c"a driver call failed"),
     Row(CUDA_IPC_REASON_OTHER, false, c"cannot be shared"),
+    Row(CUDA_IPC_REASON_HOST_MEMORY, false, c"host memory"),
+    Row(CUDA_IPC_REASON_FABRIC_REFUSED, false, c"a fabric handle only, which the driver refuses"),
+    Row(CUDA_IPC_REASON_POSIX_REFUSED, false, c"the driver exports no POSIX file descriptors"),
+    Row(CUDA_IPC_REASON_DEFAULT_POOL, false, c"memory of the default pool"),
+    Row(CUDA_IPC_REASON_LEAVES_ALLOCATION, false, c"the range leaves its allocation"),
     Row(CUDA_IPC_ERR_NO_DRIVER, false, c"no CUDA driver"),
     Row(CUDA_IPC_ERR_DRIVER_INIT, false, c"the CUDA driver does not initialise"),
     Row(CUDA_IPC_ERR_DRIVER, false, c"a driver call failed"),

@@ -35,5 +35,5 @@ c_structs! {
     cuda_ipc_import_options_t, 16;
     cuda_ipc_window_info_t, 72;
     cuda_ipc_probe_t, 96;
-    cuda_ipc_stats_t, 224;
+    cuda_ipc_stats_t, 232;
 }

@@ -16,7 +16,8 @@ use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cuda_ipc_cache::Window;
+use cuda_ipc_cache::{Opened, Window};
+use cuda_ipc_core::rkey::Rkey;
 
 use crate::blocks::Blocks;
 use crate::context::Context;
@@ -30,26 +31,10 @@ use crate::words::OpenWord;
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) context: Arc<Context>,
-    pub(crate) target: Target,
-    /// What the key's range is, in the exporter.
-    pub(crate) base: u64,
-    pub(crate) len: u64,
-}
-
-/// What a window shows.
-#[derive(Debug)]
-pub(crate) enum Target {
-    /// Another process's reservation, mirrored here.
-    Mirror(Arc<Window>),
-    /// Memory of this process: its addresses are good as they are.
-    Own {
-        /// First address of the reservation.
-        base: u64,
-        /// Its length in bytes.
-        len: u64,
-        /// The exporter's nonce.
-        nonce: u64,
-    },
+    /// What it shows.
+    pub(crate) opened: Opened,
+    /// What it was opened by.
+    pub(crate) rkey: Rkey,
 }
 
 /// A place for a window: half a cache line, which is all that a hit reads before it is in the cache's own window.
@@ -58,7 +43,7 @@ pub(crate) enum Target {
 struct Place {
     word: OpenWord,
     entry: AtomicPtr<Entry>,
-    /// The window in the entry; null if that shows memory of this process.
+    /// The window in the entry; null if that shows memory which stays at its place.
     window: AtomicPtr<Window>,
 }
 
@@ -86,7 +71,7 @@ pub(crate) fn open(entry: Entry) -> Result<u64, Failure> {
     // Under the lock, which the closing of all windows of a context takes after it has said so.
     let taken = if entry.context.is_destroyed() { Err(Failure::plain(STALE)) } else { take_place(&mut books) };
     let opened = taken.map(|(at, place)| {
-        let window = if let Target::Mirror(window) = &entry.target { Arc::as_ptr(window) } else { ptr::null() };
+        let window = entry.opened.window().map_or(ptr::null(), Arc::as_ptr);
         place.window.store(window.cast_mut(), Release);
         place.entry.store(Box::into_raw(entry), Release);
         Id { place: at, generation: place.word.open() }.encode(Kind::Window)
@@ -117,7 +102,7 @@ fn take_place(books: &mut Books) -> Result<(u32, &'static Place), Failure> {
 pub(crate) enum View<'c> {
     /// Another process's reservation.
     Mirror(&'c Window),
-    /// Memory that is at one place for as long as its window is: that of this process.
+    /// Memory that is at one place for as long as its window is: that of this process, or of a legacy handle.
     Fixed {
         /// First address in the exporter.
         base: u64,
@@ -143,10 +128,10 @@ pub(crate) fn view(claim: &Claim, id: Id) -> Result<View<'_>, Failure> {
     // SAFETY: as in `get`; the window is the entry's, which keeps it.
     match unsafe { place.window.load(Acquire).as_ref() } {
         Some(window) => Ok(View::Mirror(window)),
-        None => match &get(claim, id)?.target {
-            &Target::Own { base, len, .. } => Ok(View::Fixed { base, len, local: base }),
-            Target::Mirror(window) => Ok(View::Mirror(window)),
-        },
+        None => {
+            let (base, len, local) = get(claim, id)?.opened.fixed().ok_or(UNKNOWN)?;
+            Ok(View::Fixed { base, len, local })
+        }
     }
 }
 
@@ -160,7 +145,7 @@ fn open_place(claim: &Claim, id: Id) -> Result<&'static Place, Failure> {
     Ok(place)
 }
 
-/// The cache's window of a lease that is being ended, open or closed; `None` if it is of memory of this process.
+/// The cache's window of a lease that is being ended, open or closed; `None` if it is of memory that stays at its place.
 #[inline]
 pub(crate) fn of_lease(claim: &Claim) -> Option<&Window> {
     let place = PLACES_OF_WINDOWS.get(claim.window())?;

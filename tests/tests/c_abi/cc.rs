@@ -147,12 +147,17 @@ impl Bench {
 
     /// Runs a program to its end.
     pub(crate) fn run(&self, program: &Program, args: &[&str]) -> Output {
-        Running(self.command(program).args(args).spawn().unwrap()).finish()
+        self.start_with(program, args).finish()
     }
 
     /// Starts an exporter, which listens at the socket.
     pub(crate) fn start(&self, exporter: &Program) -> Running {
-        Running(self.command(exporter).arg(&self.socket).spawn().unwrap())
+        self.start_with(exporter, &[&self.socket])
+    }
+
+    /// Starts a program that goes on by itself.
+    pub(crate) fn start_with(&self, program: &Program, args: &[&str]) -> Running {
+        Running(self.command(program).args(args).spawn().unwrap())
     }
 
     /// What a tool says.

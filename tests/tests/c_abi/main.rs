@@ -64,6 +64,17 @@ fn the_abi_does_what_its_header_says() {
 }
 
 #[test]
+fn memory_of_pools_and_of_cumemalloc_goes_by_the_same_calls() {
+    let bench = Bench::new();
+    let others = bench.program("others", C99, Link::Dynamic);
+    let mut exporter = bench.start_with(&others, &["export", bench.socket()]);
+    let output = bench.run(&others, &["import", bench.socket()]);
+    assert!(output.status.success() && output.out == "verified both\n", "{output:?}");
+    let output = exporter.finish();
+    assert!(output.status.success() && output.out == "exported\n", "{output:?}");
+}
+
+#[test]
 fn a_hit_allocates_nothing_and_makes_no_system_call() {
     let bench = Bench::new();
     let (exporter, hit) = (bench.example("exporter", C11, Link::Dynamic), bench.program("hit", C11, Link::Dynamic));
