@@ -30,7 +30,6 @@ use crate::sys::{SyscallError, failed, fork};
 use crate::table::{ChunkId, Layout, Writer};
 
 pub use broker::BrokerFailures;
-pub use walk::obstacle;
 
 use broker::Broker;
 use state::State;

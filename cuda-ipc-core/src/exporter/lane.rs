@@ -1,12 +1,25 @@
 //! Which lane a piece of memory takes: asks the driver what [`crate::dispatch`] wants to know, makes the trials it asks for, and remembers them.
 
-use super::Shared;
+use super::{Exporter, Shared};
 use crate::dispatch::{FABRIC, Lane, Memory, POSIX_FD, Place, PoolKind, Trial, Verdict, dispatch};
 use crate::reason::Cause;
 use crate::sys::driver::{DriverError, PointerFacts};
 
 /// `CUDA_ERROR_NOT_PERMITTED` and `CUDA_ERROR_NOT_SUPPORTED`: what a driver answers that has no such handles.
 const REFUSALS: [u32; 2] = [800, 801];
+
+impl Exporter {
+    /// What the driver says about `address`, and the lane that an export which begins there would take, or why it would take none.
+    ///
+    /// Publishes nothing. Errors: the driver did not answer. A whole range may still have a hole, or leave its reservation.
+    pub fn probe(&self, address: u64) -> Result<(PointerFacts, Result<Lane, Cause>), DriverError> {
+        if !self.shared.is_current() {
+            return Ok((PointerFacts::default(), Err(Cause::Forked)));
+        }
+        let facts = self.shared.cuda.pointer_facts(address)?;
+        Ok((facts, self.shared.lane(address, &facts)))
+    }
+}
 
 impl Shared {
     /// The lane of the memory at `address`, which the driver has described so.

@@ -199,24 +199,6 @@ impl Runner<'_> {
     }
 }
 
-/// Why memory of which the driver says this cannot be exported, as far as one pointer tells; `None` if it can.
-pub fn obstacle(facts: &PointerFacts) -> Option<Cause> {
-    let posix = facts.handle_types & POSIX_FD != 0;
-    match *facts {
-        PointerFacts { managed: true, .. } => Some(Cause::Managed),
-        PointerFacts { buffer_id: 0, range_len: 0, .. } => Some(Cause::NotDeviceMemory),
-        PointerFacts { device_memory: false, handle_types: 0, range_len: 0, .. } => Some(Cause::NotDeviceMemory),
-        // Pinned host memory, which the driver knows by address, id and range.
-        PointerFacts { device_memory: false, handle_types: 0, buffer_id: 1.., .. } => Some(Cause::NotDeviceMemory),
-        PointerFacts { pool: true, .. } => Some(if posix { Cause::PosixPool } else { Cause::PoolWithoutHandle }),
-        PointerFacts { legacy: true, .. } => Some(Cause::Legacy),
-        _ if posix => None,
-        PointerFacts { buffer_id: 0, .. } => Some(Cause::Hole),
-        PointerFacts { handle_types, .. } if handle_types & FABRIC != 0 => Some(Cause::FabricOnly),
-        _ => Some(Cause::NoHandleType),
-    }
-}
-
 /// Whether the process has no fd number left, which the driver does not say clearly.
 pub(super) fn out_of_files() -> Option<Cause> {
     let probe = rustix::fs::memfd_create("cuda-ipc-probe", rustix::fs::MemfdFlags::CLOEXEC);

@@ -252,7 +252,7 @@ fn a_key_of_this_very_process_gets_a_window_if_asked() {
     let base = memory.base();
     let export = exporter.export(base, 2 * CHUNK).unwrap();
     let cache = world.cache(|options| (options.connect.own_keys, options.sweep) = (true, false));
-    let window = cache.window(&export.key(), 0, true, soon()).unwrap();
+    let window = cache.window(&export.key().expect("a key of chunks"), 0, true, soon()).unwrap();
     let lease = window.lease(base, 2 * CHUNK, soon()).unwrap();
     assert_ne!(lease.address(), base);
     pattern::check(&cuda, lease.address(), 0, CHUNK, 1).unwrap();
