@@ -22,17 +22,16 @@ pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<ExitCode, Fa
         [other, ..] => return Err(Failure::unknown_argument(other)),
     };
     workspace.cargo(&format!("build --release --package {CRATE}")).run()?;
-    lay_out(workspace, Profile::Release, &prefix)?;
+    lay_out(workspace, &workspace.target.join(Profile::Release.folder()), &prefix)?;
     eprintln!("installed in {}", prefix.display());
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lays out what cargo has built for `profile`.
-fn lay_out(workspace: &Workspace, profile: Profile, prefix: &Path) -> Result<(), Failure> {
+/// Lays out what cargo has put into the folder `built`.
+pub(crate) fn lay_out(workspace: &Workspace, built: &Path, prefix: &Path) -> Result<(), Failure> {
     let sh = &workspace.shell;
     let version = env!("CARGO_PKG_VERSION");
     let (lib, include) = (sh.create_dir(prefix.join("lib"))?, sh.create_dir(prefix.join("include"))?);
-    let built = workspace.target.join(profile.folder());
     let file = format!("libcuda_ipc.so.{version}");
     sh.copy_file(built.join("libcuda_ipc.so"), lib.join(&file))?;
     sh.copy_file(built.join("libcuda_ipc.a"), lib.join("libcuda_ipc.a"))?;
@@ -59,7 +58,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<(), Failure> {
     let fake = crate::driver::FakeDriver::link(workspace, Profile::Debug)?;
     let prefix = workspace.target.join("c-library-check");
     workspace.shell.remove_path(&prefix)?;
-    lay_out(workspace, Profile::Debug, &prefix)?;
+    lay_out(workspace, &workspace.target.join(Profile::Debug.folder()), &prefix)?;
     let sh = &workspace.shell;
     let _variable = sh.push_env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"));
     let flags = |options: &[&str]| -> Result<Vec<String>, Failure> {

@@ -11,6 +11,7 @@ mod c_library;
 #[cfg(feature = "codegen")]
 mod cbindgen;
 mod demo;
+mod dist;
 mod driver;
 mod fuzz;
 mod gen_bindings;
@@ -43,6 +44,12 @@ const TASKS: &[Task] = &[
         run: demo::run,
     },
     Task { name: "c-library", usage: c_library::USAGE, help: "lay the C library out as a package has it", run: c_library::run },
+    Task {
+        name: "dist",
+        usage: dist::USAGE,
+        help: "what is handed out: tar.gz, Python wheel, and a kit for a GPU machine",
+        run: dist::run,
+    },
     Task { name: "tidy", usage: tidy::USAGE, help: "what lints cannot check: layers, names, licences, documents", run: tidy::run },
     Task { name: "ucx", usage: ucx::USAGE, help: "UCX releases with the preload library, on the fake driver", run: ucx::run },
     Task { name: "fuzz", usage: fuzz::USAGE, help: "fuzz one target or all of them, for longer than `test` does", run: fuzz::run },

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 
 use crate::driver::{FakeDriver, Profile};
 use crate::workspace::{Failure, Workspace};
-use crate::{c_library, demo, fuzz, gen_bindings, gen_headers, no_std, tidy, ucx};
+use crate::{c_library, demo, dist, fuzz, gen_bindings, gen_headers, no_std, tidy, ucx};
 
 /// One stage.
 pub(super) struct Stage {
@@ -42,6 +42,7 @@ pub(super) const STAGES: &[Stage] = &[
     Stage { name: "loom", help: "every interleaving of the small concurrency models", slow: true, run: loom },
     Stage { name: "fuzz", help: "each fuzz target for some seconds", slow: true, run: fuzz },
     Stage { name: "ucx", help: "UCX releases with the preload library (all of them: cargo xtask ucx --all-ucx)", slow: true, run: ucx },
+    Stage { name: "dist", help: "the packages are made, and new users get a verified share with them", slow: true, run: dist },
     Stage { name: "demo", help: "the demo shares and verifies memory", slow: true, run: demo },
 ];
 
@@ -222,6 +223,11 @@ fn demo(workspace: &Workspace) -> Outcome {
     for args in DEMOS {
         demo::check(workspace, args)?;
     }
+    Ok(Done::Passed)
+}
+
+fn dist(workspace: &Workspace) -> Outcome {
+    dist::run(workspace, &["--check".to_owned()])?;
     Ok(Done::Passed)
 }
 
