@@ -37,7 +37,7 @@ pub(crate) fn lanes() -> bool {
         black_box(Memory { place: Place::Device, managed: false, legacy: false, pool: PoolKind::Made, handle_types: POSIX_FD | FABRIC });
     let none = Memory { handle_types: 0, ..both };
     dispatch(&both, &Means::default()) == Verdict::Goes(Lane::Pool(FdFrom::Held))
-        && dispatch(&none, &Means::default()) == Verdict::NoIpc(Cause::PoolWithoutHandle)
+        && dispatch(&none, &Means::default()) == Verdict::NoIpc(reason::Cause::PoolWithoutHandle)
 }
 
 pub(crate) fn rkey() -> bool {
