@@ -16,7 +16,7 @@ use cuda_ipc_core::reason::{Cause, NoIpc};
 use cuda_ipc_core::sys::driver::{Cuda, PointerFacts};
 
 use crate::notes::{RangeNote, notes};
-use crate::report;
+use crate::{report, ucm};
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR` and `CU_MEM_HANDLE_TYPE_FABRIC`.
 const POSIX_FD: u64 = 1;
@@ -59,6 +59,7 @@ impl Exporting {
             return Ok(None);
         };
         let Some(exporter) = self.exporter() else { return Ok(None) };
+        ucm::wait_until_asked();
         self.publish(exporter, note.base, note.len, address).map(Some)
     }
 

@@ -26,7 +26,9 @@ pub(crate) fn state() -> Option<&'static State> {
             let opened = Cuda::open();
             let opened = opened.inspect_err(|error| report::warn(report::Cause::NoDriver, &format_args!("{error}")));
             // In a thread of its own: this may be a call from inside one of UCM's callbacks, under the lock that registering another one waits for.
-            let _ = spawn_quiet("cuda-ipc-ucm", ucm::listen);
+            if spawn_quiet("cuda-ipc-ucm", ucm::listen).is_err() {
+                ucm::do_not_wait();
+            }
             explain::begin();
             report::info(&format_args!("UCX's CUDA module is used in process {}, and its calls come here", std::process::id()));
             bypass::foretell();

@@ -13,7 +13,9 @@
 #![allow(unsafe_code)]
 
 use core::ffi::{c_int, c_void};
+use core::time::Duration;
 use std::panic::catch_unwind;
+use std::sync::{Condvar, Mutex, PoisonError};
 
 use crate::callers;
 use crate::state::made;
@@ -37,8 +39,33 @@ struct MemTypeEvent {
 type Callback = unsafe extern "C" fn(event_type: c_int, event: *mut MemTypeEvent, argument: *mut c_void);
 type SetEventHandler = unsafe extern "C" fn(events: c_int, priority: c_int, callback: Callback, argument: *mut c_void) -> c_int;
 
+/// Whether UCM has been asked, or there is none to ask.
+static ASKED: Mutex<bool> = Mutex::new(false);
+static NOW_ASKED: Condvar = Condvar::new();
+/// How long an export waits for that.
+const PATIENCE: Duration = Duration::from_millis(100);
+
 /// Asks UCM to tell. Does nothing where it is not loaded.
 pub(crate) fn listen() {
+    ask();
+    do_not_wait();
+}
+
+/// Nobody need wait any more: UCM has been asked, or never will be.
+pub(crate) fn do_not_wait() {
+    *ASKED.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    NOW_ASKED.notify_all();
+}
+
+/// Waits until UCM has been asked: what is exported from then on is reported when it is freed. Not to be called from inside a callback of UCM's, which the
+/// thread that asks may be waiting for.
+pub(crate) fn wait_until_asked() {
+    let asked = ASKED.lock().unwrap_or_else(PoisonError::into_inner);
+    // Where that takes longer the sweep finds what is freed meanwhile.
+    drop(NOW_ASKED.wait_timeout_while(asked, PATIENCE, |asked| !*asked));
+}
+
+fn ask() {
     let address = callers::symbol_of(b"libucm", c"ucm_set_event_handler");
     if address.is_null() {
         return;
