@@ -103,6 +103,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         "a window keeps its addresses for as long as UCX has a region of it, and before 1.21 UCX has no limit to that",
     ),
     both("memory/forked-workers", "children that live on hold nothing", memory::forked_workers),
+    tree("tree/pool", "memory of a pool that was made for POSIX fds moves by the lane", matrix::pool),
     tree("tree/broker", "the lane by the broker alone", trees::broker),
     tree("tree/off", "with UCX_CUDA_IPC_POSIX_FD=n on one side bytes are right, and the other pairs keep the lane", trees::off),
     tree("tree/other-trees", "peers with other releases, with the lane and without it, get right bytes", trees::others),
