@@ -4,8 +4,8 @@
  * The cuda-ipc lane in UCX's cuda_ipc transport: maps registrations, rkeys and transfers onto libcuda_ipc.
  *
  * Owns one context of libcuda_ipc for the process, from its first use to the close of the last md. Exports belong to registrations, windows to unpacked
- * rkeys, leases to transfers. Mappings of the lane are libcuda_ipc's: UCX's cache of regions never sees them. No lock is held across a call into libcuda_ipc but
- * the making and ending of the context.
+ * rkeys, leases to transfers. Mappings of the lane are libcuda_ipc's: UCX's cache of regions never sees them. No lock is held across a call into libcuda_ipc,
+ * but when the context is made and ended, and an rkey's own while its pointer is made. Longer than other files here, so that a UCX tree has one more source only.
  */
 
 #ifdef HAVE_CONFIG_H
