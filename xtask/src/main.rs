@@ -20,6 +20,7 @@ mod no_std;
 mod test;
 mod tidy;
 mod ucx;
+mod ucx_apply;
 mod workspace;
 
 use workspace::{Failure, Workspace};
@@ -52,6 +53,12 @@ const TASKS: &[Task] = &[
     },
     Task { name: "tidy", usage: tidy::USAGE, help: "what lints cannot check: layers, names, licences, documents", run: tidy::run },
     Task { name: "ucx", usage: ucx::USAGE, help: "UCX releases with the preload library, on the fake driver", run: ucx::run },
+    Task {
+        name: "ucx-apply",
+        usage: ucx_apply::USAGE,
+        help: "put the lane into a UCX source tree, or check, show or take it out",
+        run: ucx_apply::run,
+    },
     Task { name: "fuzz", usage: fuzz::USAGE, help: "fuzz one target or all of them, for longer than `test` does", run: fuzz::run },
     Task {
         name: "no-std",

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use crate::driver::FAKE_PACKAGES;
 use crate::workspace::{Failure, Workspace};
 
-pub(crate) const USAGE: &str = "[--all-ucx] [--ucx VERSION]... [--scenario PART_OF_NAME]... [--list]";
+pub(crate) const USAGE: &str = "[--all-ucx] [--ucx VERSION]... [--tree NAME=FOLDER[:FOLDER]...]... [--scenario PART_OF_NAME]... [--list]";
 
 /// Runs the scenarios that the arguments ask for.
 pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<ExitCode, Failure> {

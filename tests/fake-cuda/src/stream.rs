@@ -65,6 +65,8 @@ pub(crate) struct Streams {
     pub(crate) live: BTreeMap<StreamId, Stream>,
     pub(crate) events: BTreeMap<u64, Event>,
     queue: VecDeque<Entry>,
+    /// Last queue entries of streams that were destroyed, by context: their work is still to be waited for.
+    left: BTreeMap<u64, u64>,
     /// Number of the last entry queued, of the last one done, and of the last one that somebody waits for.
     queued: u64,
     done: u64,
@@ -313,7 +315,10 @@ pub(crate) fn destroy(stream: Handle<CUstream_st>) -> Answer {
     let mut process = process::lock()?;
     let number = stream.id();
     process.check_context(process.streams.context(number))?;
-    process.streams.live.remove(&number).filter(|_| number > 2).map(|_| ()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+    let stream = process.streams.live.remove(&number).filter(|_| number > 2).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+    let left = process.streams.left.entry(stream.context).or_default();
+    *left = stream.last.max(*left);
+    Ok(())
 }
 
 /// `cuStreamSynchronize`.
@@ -336,12 +341,13 @@ pub(crate) fn query(stream: Handle<CUstream_st>) -> Answer {
     process.take_error(number)
 }
 
-/// `cuCtxSynchronize`.
+/// `cuCtxSynchronize`: all that was asked for in the context, also by streams that are no more.
 pub(crate) fn synchronize_context() -> Answer {
     let mut process = process::lock()?;
     let (context, _) = process.working()?;
     process.outside_all_captures(context)?;
     let last = process.streams.live.values().filter(|stream| stream.context == context).map(|stream| stream.last).max().unwrap_or(0);
+    let last = process.streams.left.get(&context).map_or(last, |&left| left.max(last));
     process = Process::finish(process, last);
     process.check_context(context)?;
     let streams: Vec<StreamId> = process.streams.live.iter().filter(|(_, stream)| stream.context == context).map(|(&id, _)| id).collect();

@@ -20,15 +20,14 @@ mod scenarios;
 mod wheel;
 mod world;
 
-use scenarios::{SCENARIOS, Scenario};
+use scenarios::{SCENARIOS, Scenario, With};
 use wheel::{Release, Wheel};
 use world::{Built, World};
 
 /// What a step gives, or why the scenario has failed.
 pub(crate) type Outcome<T = ()> = Result<T, String>;
 
-const USAGE: &str =
-    "usage: ucx-tests [--all-ucx] [--ucx VERSION]... [--scenario PART_OF_NAME]... [--pending] [--soak SECONDS] [--jobs N] [--list]";
+const USAGE: &str = "usage: ucx-tests [--all-ucx] [--ucx VERSION]... [--tree NAME=FOLDER[:FOLDER]...]... [--scenario PART_OF_NAME]... [--pending] [--soak SECONDS] [--jobs N] [--list]";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -49,6 +48,8 @@ struct Options {
     jobs: usize,
     soak: Duration,
     versions: Vec<String>,
+    /// UCX installed from sources; then only these, with the scenarios for them.
+    trees: Vec<String>,
     scenarios: Vec<String>,
 }
 
@@ -62,6 +63,7 @@ impl Options {
             jobs: cpus.min(8),
             soak: Duration::from_secs(6),
             versions: Vec::new(),
+            trees: Vec::new(),
             scenarios: Vec::new(),
         };
         let mut args = args.iter();
@@ -72,6 +74,7 @@ impl Options {
                 "--list" => options.list = true,
                 "--pending" => options.pending = true,
                 "--ucx" => options.versions.push(value()?),
+                "--tree" => options.trees.push(value()?),
                 "--scenario" => options.scenarios.push(value()?),
                 "--soak" => options.soak = Duration::from_secs(value()?.parse().map_err(|_| USAGE.to_owned())?),
                 "--jobs" => options.jobs = value()?.parse().map_err(|_| USAGE.to_owned())?,
@@ -97,7 +100,8 @@ impl Options {
 
     fn wants(&self, scenario: &Scenario) -> bool {
         let named = self.scenarios.iter().any(|part| scenario.name.contains(part.as_str()));
-        (self.scenarios.is_empty() || named) && (scenario.pending.is_none() || self.pending)
+        let for_these = scenario.with != if self.trees.is_empty() { With::Trees } else { With::Packages };
+        (self.scenarios.is_empty() || named) && for_these && (scenario.pending.is_none() || self.pending)
     }
 }
 
@@ -105,7 +109,11 @@ impl Options {
 fn run(options: &Options) -> Outcome<bool> {
     if options.list {
         for scenario in SCENARIOS {
-            let pending = scenario.pending.map_or_else(String::new, |reason| format!(" (not run: {reason})"));
+            let pending = match scenario.pending {
+                Some(reason) => format!(" (not run: {reason})"),
+                None if scenario.with == With::Trees => " (with --tree only)".to_owned(),
+                None => String::new(),
+            };
             println!("{:28}{}{pending}", scenario.name, scenario.about);
         }
         return Ok(true);
@@ -117,7 +125,11 @@ fn run(options: &Options) -> Outcome<bool> {
     let folder = executable_folder()?;
     let target = folder.parent().ok_or("no target folder")?;
     let built = find_built(&folder)?;
-    let wheels: Vec<Wheel> = options.releases()?.iter().map(|release| release.fetch(target)).collect::<Outcome<_>>()?;
+    let wheels: Vec<Wheel> = if options.trees.is_empty() {
+        options.releases()?.iter().map(|release| release.fetch(target)).collect::<Outcome<_>>()?
+    } else {
+        options.trees.iter().map(|tree| wheel::installed(tree, target)).collect::<Outcome<_>>()?
+    };
     let mut jobs: VecDeque<(&Wheel, &Scenario)> = VecDeque::new();
     for scenario in SCENARIOS.iter().filter(|scenario| options.wants(scenario)) {
         jobs.extend(wheels.iter().map(|wheel| (wheel, scenario)));
@@ -138,7 +150,7 @@ fn run(options: &Options) -> Outcome<bool> {
         }
     });
     let failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
-    for scenario in SCENARIOS.iter().filter(|_| options.scenarios.is_empty() && !options.pending) {
+    for scenario in SCENARIOS.iter().filter(|_| options.scenarios.is_empty() && options.trees.is_empty() && !options.pending) {
         if let Some(reason) = scenario.pending {
             println!("not run: {}: {reason}", scenario.name);
         }

@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How a process is to be set up.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Setup {
-    /// With the preload library.
+    /// With the lane: by the preload library, or where UCX has it itself, by nothing.
     pub(crate) preload: bool,
     /// Started by `cuda-ipc run`, which sees to the library and to reads.
     pub(crate) by_command: bool,

@@ -7,6 +7,7 @@ mod peers;
 mod reports;
 mod segments;
 mod settings;
+mod trees;
 
 use crate::Outcome;
 use crate::world::World;
@@ -19,6 +20,18 @@ pub(crate) struct Scenario {
     pub(crate) run: fn(&mut World) -> Outcome,
     /// Why it is not run unless asked for: the part of the library that it needs is not there.
     pub(crate) pending: Option<&'static str>,
+    pub(crate) with: With,
+}
+
+/// Which UCX a scenario is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum With {
+    /// Packages with the preload library.
+    Packages,
+    /// UCX that was built from its sources, with the lane in it.
+    Trees,
+    /// Either.
+    Both,
 }
 
 /// All of them.
@@ -26,56 +39,56 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     now("library/no-tail-jumps", "UCX's CUDA module calls what is interposed, and never jumps there", library::no_tail_jumps),
     now("library/inert", "a process without that module has no thread, fd, library or output of it", library::inert),
     now("matrix/stock", "without the library, chunks with a POSIX fd are never moved by the lane", matrix::stock),
-    now("matrix/preload", "with it they are, whatever their number and whichever part is registered and moved", matrix::preload),
-    now("matrix/hooks", "also with UCM's default hooks in the driver", matrix::hooks),
+    both("matrix/preload", "with it they are, whatever their number and whichever part is registered and moved", matrix::preload),
+    both("matrix/hooks", "also with UCM's default hooks in the driver", matrix::hooks),
     now("matrix/one-sided", "a peer without it still moves bytes, by another route, and one with it beside by the lane", matrix::one_sided),
     now("matrix/untouched", "memory of cuMemAlloc, of no handle type, and real fabric handles are UCX's business", matrix::untouched),
     later("matrix/pool", "memory of a pool that was made for POSIX fds moves by the lane", matrix::pool, "pools are not answered yet"),
-    now(
+    both(
         "segments/neighbour-freed",
         "of two registrations in a segment one is freed, the other is read with its old key",
         segments::neighbour_freed,
     ),
-    now(
+    both(
         "segments/keys-of-age",
         "keys from before and after growth are used in turn, with transfers in flight",
         segments::keys_of_different_age,
     ),
-    now(
+    both(
         "segments/re-created",
         "a segment grows, shrinks, and comes again at its address with other contents and length",
         segments::recreated,
     ),
-    now("segments/side-by-side", "two reservations at touching addresses are two", segments::side_by_side),
+    both("segments/side-by-side", "two reservations at touching addresses are two", segments::side_by_side),
     now(
         "segments/sleep-wake",
         "memory that comes again at its addresses under a living registration is read at once",
         segments::sleep_and_wake,
     ),
-    now("segments/failed-read", "a read of what is gone is an error, or with UCX 1.18 the end of the process", segments::failed_read),
+    both("segments/failed-read", "a read of what is gone is an error, or with UCX 1.18 the end of the process", segments::failed_read),
     now("peers/other-releases", "peers with other releases of UCX get right bytes", peers::other_releases),
-    now("peers/pid-namespaces", "two containers' process 1 on one device are two processes", peers::pid_namespaces),
-    now("peers/other-namespaces", "processes of two PID namespaces have the lane by the broker", peers::other_pid_namespaces),
-    now("peers/two-devices", "two devices of a process use a peer's memory, from before and from later", peers::two_devices),
-    now("peers/dead-key-first", "a first key of somebody who has ended does not cost the lane to others", peers::dead_key_first),
-    now("peers/neighbour-killed", "one of two peers is killed while bytes of both move", peers::neighbour_killed),
-    now("peers/own-key", "a process that opens its own key copies on the device, by whichever way", peers::own_key),
+    both("peers/pid-namespaces", "two containers' process 1 on one device are two processes", peers::pid_namespaces),
+    both("peers/other-namespaces", "processes of two PID namespaces have the lane by the broker", peers::other_pid_namespaces),
+    both("peers/two-devices", "two devices of a process use a peer's memory, from before and from later", peers::two_devices),
+    both("peers/dead-key-first", "a first key of somebody who has ended does not cost the lane to others", peers::dead_key_first),
+    both("peers/neighbour-killed", "one of two peers is killed while bytes of both move", peers::neighbour_killed),
+    both("peers/own-key", "a process that opens its own key copies on the device, by whichever way", peers::own_key),
     now("peers/own-window", "a process whose cuda_ipc opens its own key has a window of it", peers::own_window),
-    now("peers/ends", "memory of a peer that has ended comes back, and its successor is another", peers::peer_ends),
-    now("settings/cache-off", "UCX_CUDA_IPC_CACHE=n", settings::cache_off),
-    now("settings/cache-of-one", "UCX_CUDA_IPC_CACHE_MAX_REGIONS=1", settings::cache_of_one),
+    both("peers/ends", "memory of a peer that has ended comes back, and its successor is another", peers::peer_ends),
+    both("settings/cache-off", "UCX_CUDA_IPC_CACHE=n", settings::cache_off),
+    both("settings/cache-of-one", "UCX_CUDA_IPC_CACHE_MAX_REGIONS=1", settings::cache_of_one),
     now("settings/small-cache", "UCX_CUDA_IPC_CACHE_MAX_SIZE below one region", settings::small_cache),
-    now("settings/stream-destroyed", "UCX ends while its copies run, and their memory is freed", settings::stream_destroyed),
-    now("settings/freed-while-copied", "a copy outlives what it reads", settings::freed_while_copied),
+    both("settings/stream-destroyed", "UCX ends while its copies run, and their memory is freed", settings::stream_destroyed),
+    both("settings/freed-while-copied", "a copy outlives what it reads", settings::freed_while_copied),
     now("settings/region-destroyed", "UCX takes a region down while a copy uses it", settings::region_destroyed_in_use),
     now("reports/run", "cuda-ipc run is all that it takes, where there is an NVLink and where not", reports::by_command),
     now("reports/explain", "at its end a process says what was shared, imported and refused, if asked", reports::explain),
     now("reports/quiet", "otherwise it says what was lost, once, and nothing else", reports::quiet),
     now("reports/reloc", "UCM's relocating hooks cost the lane at most, and are named", reports::relocating_hooks),
     now("reports/deepbind", "a module that is bound past the library costs the lane at most, and is named", reports::deepbind),
-    now("memory/back-by-sweep", "memory is back within 500 ms of a free that nobody reports", memory::back_by_sweep),
-    now("memory/back-by-event", "and within 20 ms plus unmapping of one that UCM reports", memory::back_by_event),
-    now("memory/create-after-free", "what is free can be had at once, what was freed soon after", memory::create_after_free),
+    both("memory/back-by-sweep", "memory is back within 500 ms of a free that nobody reports", memory::back_by_sweep),
+    both("memory/back-by-event", "and within 20 ms plus unmapping of one that UCM reports", memory::back_by_event),
+    both("memory/create-after-free", "what is free can be had at once, what was freed soon after", memory::create_after_free),
     later(
         "memory/create-at-once",
         "what was freed can be had at once",
@@ -89,16 +102,29 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         memory::addresses_without_limit,
         "a window keeps its addresses for as long as UCX has a region of it, and before 1.21 UCX has no limit to that",
     ),
-    now("memory/forked-workers", "children that live on hold nothing", memory::forked_workers),
-    now("memory/steady", "fds, memory and GPU memory stay as they are over many rounds", memory::steady),
+    both("memory/forked-workers", "children that live on hold nothing", memory::forked_workers),
+    tree("tree/pool", "memory of a pool that was made for POSIX fds moves by the lane", matrix::pool),
+    tree("tree/broker", "the lane by the broker alone", trees::broker),
+    tree("tree/off", "with UCX_CUDA_IPC_POSIX_FD=n on one side bytes are right, and the other pairs keep the lane", trees::off),
+    tree("tree/other-trees", "peers with other releases, with the lane and without it, get right bytes", trees::others),
+    tree("tree/hit", "what a hit costs, and what UCX's own costs", trees::hit),
+    both("memory/steady", "fds, memory and GPU memory stay as they are over many rounds", memory::steady),
 ];
 
 const fn now(name: &'static str, about: &'static str, run: fn(&mut World) -> Outcome) -> Scenario {
-    Scenario { name, about, run, pending: None }
+    Scenario { name, about, run, pending: None, with: With::Packages }
+}
+
+const fn tree(name: &'static str, about: &'static str, run: fn(&mut World) -> Outcome) -> Scenario {
+    Scenario { name, about, run, pending: None, with: With::Trees }
+}
+
+const fn both(name: &'static str, about: &'static str, run: fn(&mut World) -> Outcome) -> Scenario {
+    Scenario { name, about, run, pending: None, with: With::Both }
 }
 
 const fn later(name: &'static str, about: &'static str, run: fn(&mut World) -> Outcome, reason: &'static str) -> Scenario {
-    Scenario { name, about, run, pending: Some(reason) }
+    Scenario { name, about, run, pending: Some(reason), with: With::Packages }
 }
 
 fn expect(so: bool, what: &str) -> Outcome {

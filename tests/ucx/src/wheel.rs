@@ -1,6 +1,7 @@
 //! UCX releases: downloaded from PyPI by pip, which checks their hashes, unpacked as they are, and our program compiled for each.
 //!
-//! Everything is kept in `target/ucx`, so a second run downloads nothing.
+//! Everything is kept in `target/ucx`, so a second run downloads nothing. A UCX that somebody has built from its sources is used where it was installed
+//! ([`installed`]).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -56,7 +57,10 @@ impl Release {
             std::fs::rename(folder.join("wanted.txt"), &stamp).map_err(|error| format!("{}: {error}", stamp.display()))?;
         }
         let libraries = format!("{}.libs", self.package.replace('-', "_"));
-        let wheel = Wheel { name: self.name(), version: self.version, libraries: folder.join("unpacked").join(libraries), folder };
+        let unpacked = folder.join("unpacked");
+        let libraries = vec![unpacked.join(libraries)];
+        let ucx = unpacked.join("libucx");
+        let wheel = Wheel { name: self.name(), version: self.version.to_owned(), ucx, libraries, folder, has_lane: false };
         wheel.compile()?;
         Ok(wheel)
     }
@@ -79,21 +83,43 @@ impl Release {
     }
 }
 
+/// A UCX that was installed from its sources: `NAME=FOLDER[:MORE]...`, where FOLDER is the prefix it was installed in, and MORE are folders for the loader. NAME
+/// begins with the release's number.
+pub(crate) fn installed(description: &str, target: &Path) -> Outcome<Wheel> {
+    let (name, folders) = description.split_once('=').ok_or("--tree wants NAME=FOLDER")?;
+    let mut folders = folders.split(':').map(PathBuf::from);
+    let ucx = folders.next().unwrap_or_default();
+    let version = name.split('-').next().unwrap_or_default().to_owned();
+    let folder = target.join("ucx").join(format!("tree-{name}"));
+    std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let mut wheel = Wheel { name: name.to_owned(), version, ucx, libraries: folders.collect(), folder, has_lane: false };
+    let module = std::fs::read(wheel.cuda_module()).map_err(|error| format!("{}: {error}", wheel.cuda_module().display()))?;
+    let needed = b"libcuda_ipc.so";
+    wheel.has_lane = module.windows(needed.len()).any(|window| window == needed);
+    wheel.compile()?;
+    Ok(wheel)
+}
+
 /// An unpacked release.
 #[derive(Clone, Debug)]
 pub(crate) struct Wheel {
     pub(crate) name: String,
-    pub(crate) version: &'static str,
+    version: String,
+    /// Ours, for the program.
     folder: PathBuf,
+    /// With UCX's `include` and `lib`.
+    ucx: PathBuf,
     /// What the packager has put beside UCX's own libraries.
-    libraries: PathBuf,
+    libraries: Vec<PathBuf>,
+    /// Whether its CUDA module was linked with the C library (`cargo xtask ucx-apply`).
+    pub(crate) has_lane: bool,
 }
 
 impl Wheel {
     /// Whether this is that release or a later one.
     pub(crate) fn is_at_least(&self, version: &str) -> bool {
         let numbers = |text: &str| -> Vec<u32> { text.split('.').filter_map(|part| part.parse().ok()).collect() };
-        numbers(self.version) >= numbers(version)
+        numbers(&self.version) >= numbers(version)
     }
 
     /// Our program, linked with this release.
@@ -102,26 +128,35 @@ impl Wheel {
     }
 
     /// Folders for the loader to search.
-    pub(crate) fn search_path(&self) -> [PathBuf; 2] {
-        [self.ucx().join("lib"), self.libraries.clone()]
+    pub(crate) fn search_path(&self) -> Vec<PathBuf> {
+        let mut folders = vec![self.ucx.join("lib")];
+        folders.extend(self.libraries.iter().cloned());
+        folders
     }
 
     /// UCX's CUDA transport.
     pub(crate) fn cuda_module(&self) -> PathBuf {
-        self.ucx().join("lib/ucx/libuct_cuda.so.0")
-    }
-
-    fn ucx(&self) -> PathBuf {
-        self.folder.join("unpacked/libucx")
+        self.ucx.join("lib/ucx/libuct_cuda.so.0")
     }
 
     fn compile(&self) -> Outcome {
         let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("player");
+        self.compile_to(&SOURCES.map(|file| sources.join(file)), &self.program(), "-lucp")
+    }
+
+    /// The program that measures hits, linked with this release.
+    pub(crate) fn hit(&self) -> Outcome<PathBuf> {
+        let program = self.folder.join("hit");
+        self.compile_to(&[Path::new(env!("CARGO_MANIFEST_DIR")).join("hit/main.c")], &program, "-luct")?;
+        Ok(program)
+    }
+
+    fn compile_to(&self, sources: &[PathBuf], program: &Path, library: &str) -> Outcome {
         let mut cc = Command::new("cc");
-        cc.args("-std=c11 -O2 -Wall -Wextra -Werror".split(' ')).arg("-isystem").arg(self.ucx().join("include"));
-        cc.args(SOURCES.map(|file| sources.join(file))).arg("-o").arg(self.program());
+        cc.args("-std=c11 -O2 -Wall -Wextra -Werror".split(' ')).arg("-isystem").arg(self.ucx.join("include"));
+        cc.args(sources).arg("-o").arg(program);
         // UCX's own libraries depend on each other by names that only the search path of a run resolves.
-        cc.arg("-L").arg(self.ucx().join("lib")).args(["-lucp", "-luct", "-lucs", "-ldl", "-Wl,--allow-shlib-undefined"]);
+        cc.arg("-L").arg(self.ucx.join("lib")).args([library, "-luct", "-lucs", "-ldl", "-Wl,--allow-shlib-undefined"]);
         run(&mut cc)
     }
 }

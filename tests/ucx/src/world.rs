@@ -129,8 +129,9 @@ impl World {
 
     /// The variables of a process of this machine.
     pub(crate) fn environment(&self, command: &mut Command, setup: &Setup) {
+        let wheel = setup.wheel.as_ref().unwrap_or(&self.wheel);
         let mut search = OsString::from(&self.built.driver);
-        for folder in setup.wheel.as_ref().unwrap_or(&self.wheel).search_path() {
+        for folder in wheel.search_path() {
             search.push(":");
             search.push(folder);
         }
@@ -147,8 +148,15 @@ impl World {
             // What UCX remembers of memory is right only if the hooks tell it what is new, so it does without where they cannot be set, as is done here.
             command.env("UCX_MEM_CUDA_HOOK_MODE", "none").env("UCX_MEMTYPE_CACHE", "n").env("UCX_RCACHE_ENABLE", "n");
         }
-        if setup.preload {
-            command.env("LD_PRELOAD", &self.built.preload);
+        // A UCX that has the lane needs no library for it, and is told where it is not wanted.
+        match (setup.preload, wheel.has_lane) {
+            (true, true) | (false, false) => {}
+            (true, false) => {
+                command.env("LD_PRELOAD", &self.built.preload);
+            }
+            (false, true) => {
+                command.env("UCX_CUDA_IPC_POSIX_FD", "n");
+            }
         }
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
     }

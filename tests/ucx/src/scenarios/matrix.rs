@@ -8,7 +8,7 @@ use crate::world::{World, connect};
 use super::expect;
 
 /// What is made, what of it is registered, and which parts of that are moved: bytes, offsets from the start.
-struct Case {
+pub(super) struct Case {
     name: &'static str,
     make: Make,
     /// Offset and length of what is registered.
@@ -19,7 +19,7 @@ struct Case {
 
 /// How memory is made.
 #[derive(Clone, Copy)]
-enum Make {
+pub(super) enum Make {
     /// Chunks of so many bytes, how many, in a reservation of so many bytes, of these handle types.
     Chunks(u64, u64, u64, u32),
     /// `cuMemAlloc`.
@@ -29,10 +29,10 @@ enum Make {
 const MI: u64 = 1 << 20;
 const GI: u64 = 1 << 30;
 /// Bytes of the local buffer, and the most that is moved at a time.
-const BUFFER: u64 = 60 * MI;
+pub(super) const BUFFER: u64 = 60 * MI;
 
 /// Memory that only the library brings to the lane.
-const SHARED: &[Case] = &[
+pub(super) const SHARED: &[Case] = &[
     Case { name: "1 chunk", make: Make::Chunks(CHUNK, 1, CHUNK, POSIX_FD), registered: (0, CHUNK), moved: &[(0, CHUNK), (4097, 12345)] },
     Case {
         name: "4 chunks",
@@ -169,13 +169,13 @@ pub(super) fn pool(world: &mut World) -> Outcome {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Lane {
+pub(super) enum Lane {
     Yes,
     No,
 }
 
 /// `b` reads and writes what `a` makes: bytes, route, and how often the driver copied for it. At most `most` bytes at a time.
-fn check(a: &mut Player, b: &mut Player, buffer: Local, case: &Case, lane: Lane, most: u64) -> Outcome {
+pub(super) fn check(a: &mut Player, b: &mut Player, buffer: Local, case: &Case, lane: Lane, most: u64) -> Outcome {
     let (base, bytes) = match case.make {
         Make::Chunks(bytes, count, reserved, types) => (a.segment(bytes, count, reserved, types)?, bytes * count),
         Make::Plain(bytes) => (a.alloc(bytes)?, bytes),
