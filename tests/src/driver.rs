@@ -266,6 +266,11 @@ impl Peer {
         assert!(status.success(), "a peer failed: {status}");
     }
 
+    /// Waits for its end, whatever that is, without ending its input.
+    pub fn wait(&mut self) -> Result<ExitStatus> {
+        self.child.wait()
+    }
+
     /// Kills it without notice and waits until it is gone.
     pub fn kill(mut self) -> Result<ExitStatus> {
         self.child.kill()?;
