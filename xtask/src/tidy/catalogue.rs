@@ -1,9 +1,9 @@
-//! The tests that the bug catalogue names are there, each id stands in it once, and no entry has gone.
+//! The tests that documents name are there; in the bug catalogue each id stands once, and no entry has gone.
 
 use super::{File, Finding};
 use crate::catalogue::{ENTRIES, PATH, Test, entries};
 
-/// Checks the catalogue against the files.
+/// Checks the catalogue, and every `file::test` in a document.
 pub(super) fn check(files: &[File]) -> Vec<Finding> {
     let Some(document) = files.iter().find(|file| file.path == PATH) else {
         return vec![Finding::new(PATH, 1, "is not there")];
@@ -20,11 +20,28 @@ pub(super) fn check(files: &[File]) -> Vec<Finding> {
         if entries.iter().take(at).any(|other| other.id == entry.id) {
             findings.push(Finding::new(PATH, entry.line, format!("{} stands here twice", entry.id)));
         }
-        for test in entry.tests.iter().filter(|test| test.filter().is_none() || !is_there(test, files)) {
-            findings.push(Finding::new(PATH, entry.line, format!("{}: there is no test {} in {}", entry.id, test.name, test.file)));
+        for test in entry.tests.iter().filter(|test| test.filter().is_none()) {
+            findings.push(Finding::new(PATH, entry.line, format!("{}: {} is no file of tests", entry.id, test.file)));
+        }
+    }
+    for document in files.iter().filter(|file| file.has_extension("md")) {
+        for (line, number) in document.text.lines().zip(1..) {
+            for test in named(line).filter(|test| !is_there(test, files)) {
+                findings.push(Finding::new(&document.path, number, format!("there is no test {} in {}", test.name, test.file)));
+            }
         }
     }
     findings
+}
+
+/// The tests that a line names, as code.
+fn named(line: &str) -> impl Iterator<Item = Test> {
+    let code = line.split('`').skip(1).step_by(2);
+    code.filter_map(|code| {
+        let (file, name) = code.split_once("::")?;
+        let is_test = file.ends_with(".rs") && file.contains('/');
+        is_test.then(|| Test { file: file.to_owned(), name: name.to_owned() })
+    })
 }
 
 /// Whether the file has a function of this name that is a test.
@@ -59,6 +76,14 @@ mod tests {
         assert_eq!(lines("a/tests/b.rs::y"), ENTRIES, "no test");
         assert_eq!(lines("a/tests/b.rs::z"), ENTRIES, "no function");
         assert_eq!(lines("a/tests/c.rs::x"), ENTRIES, "no file");
+    }
+
+    #[test]
+    fn any_document_may_name_tests() {
+        let files =
+            |text: &str| [file(PATH, &table("a/tests/b.rs::x")), file("docs/c.md", text), file("a/tests/b.rs", "#[test]\nfn x() {}\n")];
+        assert_eq!(check(&files("`a/tests/b.rs::x` and `std::mem`, `b.rs::y`")).len(), 0);
+        assert_eq!(check(&files("\n`z` `a/tests/b.rs::y`"))[0].line, 2);
     }
 
     #[test]
