@@ -70,8 +70,8 @@ pub enum Way {
 /// What a way has led to.
 enum Got {
     Import(Import),
-    /// The parts of a lease of the whole window, which is ended by hand.
-    Lease(Cache, Arc<Window>, LeaseParts),
+    /// The parts of a lease of the whole window, which is ended by hand, and the cache, which goes after it.
+    Lease(Arc<Window>, LeaseParts, #[expect(dead_code, reason = "it is only kept")] Cache),
 }
 
 /// Why it has led nowhere.
@@ -84,7 +84,7 @@ impl Got {
     fn address(&self) -> u64 {
         match self {
             Self::Import(import) => import.address(),
-            Self::Lease(_, _, parts) => parts.address,
+            Self::Lease(_, parts, _) => parts.address,
         }
     }
 
@@ -92,14 +92,14 @@ impl Got {
     fn is_current(&self, base: u64) -> bool {
         match self {
             Self::Import(import) => import.is_current(),
-            Self::Lease(_, window, _) => window.try_lease(base, CHUNKS * CHUNK).is_some(),
+            Self::Lease(window, ..) => window.try_lease(base, CHUNKS * CHUNK).is_some(),
         }
     }
 }
 
 impl Drop for Got {
     fn drop(&mut self) {
-        if let Self::Lease(_, window, parts) = self {
+        if let Self::Lease(window, parts, _) = self {
             drop(Lease::from_parts(window, *parts));
         }
     }
@@ -329,7 +329,7 @@ fn import(importer: &Importer, way: Way, rkey: &Rkey, peer: &Arc<Peer>) -> Resul
             let deadline = Deadline::after(LONG);
             let window = cache.window(&key(rkey), 0, false, deadline).map_err(Why::Lease)?;
             let parts = window.lease(rkey.base, rkey.len, deadline).map_err(Why::Lease)?.into_parts();
-            Ok(Got::Lease(cache, window, parts))
+            Ok(Got::Lease(window, parts, cache))
         }
     }
 }
