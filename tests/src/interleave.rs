@@ -69,7 +69,7 @@ pub enum Way {
 
 /// What a way has led to.
 enum Got {
-    Import(Import),
+    Import(Box<Import>),
     /// The parts of a lease of the whole window, which is ended by hand, and the cache, which goes after it.
     Lease(Arc<Window>, LeaseParts, #[expect(dead_code, reason = "it is only kept")] Cache),
 }
@@ -319,8 +319,8 @@ impl Life {
 
 fn import(importer: &Importer, way: Way, rkey: &Rkey, peer: &Arc<Peer>) -> Result<Got, Why> {
     match way {
-        Way::Key => importer.import(rkey).map(Got::Import).map_err(Why::Import),
-        Way::KnownPeer => importer.import_from(peer, rkey).map(Got::Import).map_err(Why::Import),
+        Way::Key => importer.import(rkey).map(Box::new).map(Got::Import).map_err(Why::Import),
+        Way::KnownPeer => importer.import_from(peer, rkey).map(Box::new).map(Got::Import).map_err(Why::Import),
         Way::Lease => {
             let mut options = CacheOptions::default();
             // Its thread would call out in its own time.
