@@ -61,7 +61,7 @@ fn an_import_by_the_broker_survives_or_names_every_failure() {
     remote.ask(&format!("exporter_with reserve={}", 1_u64 << 40));
     let memory = remote.memory(64 * MIB, &[(2 * MIB, 1), (4 * MIB, 2), (2 * MIB, 3)]);
     let (_, rkey) = remote.export(&memory, MIB, 6 * MIB);
-    let mut operation = || {
+    let operation = || {
         let peer = importer.connect_with(&rkey, &by_broker()).map_err(text)?;
         let import = importer.import_from(&peer, &rkey).map_err(text)?;
         memory.spot_check(&importer.cuda, import.address(), MIB, 6 * MIB).unwrap();
@@ -70,7 +70,7 @@ fn an_import_by_the_broker_survives_or_names_every_failure() {
     let watch = Watch::new();
     operation().unwrap();
     let before = Snapshot::take(&importer.fake);
-    let (outcome, points) = watch.list(&mut operation);
+    let (outcome, points) = watch.list(operation);
     outcome.unwrap();
     let (mut runs, mut survived, mut passed) = (0, 0, 0);
     for (at, point) in points.iter().enumerate() {
@@ -89,7 +89,7 @@ fn an_import_by_the_broker_survives_or_names_every_failure() {
                 reached = true;
                 verdict
             };
-            let outcome = watch.run(hook, &mut operation);
+            let outcome = watch.run(hook, operation);
             let what = format!("call {number} of {} with {verdict:?}: {outcome:?}", point.name);
             if reached {
                 assert!(judge(point, verdict, &outcome), "wrong outcome of {what}");
