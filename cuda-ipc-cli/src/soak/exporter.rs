@@ -106,13 +106,13 @@ fn step<'g>(gpu: &'g Gpu, exporter: &Exporter, kinds: &[Kind], items: &mut Vec<I
     }
     if choice == 1 {
         let item = items.swap_remove(at);
-        let (kind, parts) = (item.kind, item.memory.parts());
+        let (kind, parts, tells) = (item.kind, item.memory.parts(), item.memory.tells());
         let rkey = rkey(&item);
         let told = random.below(2) == 0;
         free(exporter, item, told);
         let range = parts.first().zip(parts.last()).map(|(first, last)| (first.address, last.address + last.len - first.address));
         // Without a word it takes the exporter's own look around to find it.
-        return Ok(Shared { what: What::Freed, kind, rkey, parts: Vec::new(), gone: range.filter(|_| told) });
+        return Ok(Shared { what: What::Freed, kind, rkey, parts: Vec::new(), gone: range.filter(|_| told && tells) });
     }
     let change = match choice {
         2 | 3 => Change::Grow,

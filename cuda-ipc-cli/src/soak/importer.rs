@@ -4,16 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use cuda_ipc_cache::{Cache, CacheError, CacheErrorKind, CacheOptions, Window};
+use cuda_ipc_cache::{Cache, CacheError, CacheErrorKind, CacheOptions, Opened, OpenedLease};
 use cuda_ipc_core::importer::{ConnectOptions, Deadline, ImportErrorKind, Route};
-use cuda_ipc_core::key::{Key, Nonce};
+use cuda_ipc_core::key::Nonce;
+use cuda_ipc_core::rkey::{Payload, Rkey};
 use serde::{Deserialize, Serialize};
 
 use super::exporter::{Shared, What};
 use super::memory::Part;
 use super::state::State;
 use crate::bench::samples::micros;
-use crate::demo::importer::{DEADLINE, decode};
+use crate::demo::importer::{DEADLINE, decode_any};
 use crate::exporter_process::{PART, part_of};
 use crate::failure::Failure;
 use crate::gpu::Gpu;
@@ -65,7 +66,7 @@ pub(crate) fn child(link: &mut Link) -> Result<(), Failure> {
     let mut user = User {
         gpu: &gpu,
         cache: Cache::new(*gpu.cuda(), options),
-        windows: BTreeMap::new(),
+        opened: BTreeMap::new(),
         nonces: BTreeSet::new(),
         random: Random::new(seed),
     };
@@ -82,8 +83,8 @@ pub(crate) fn child(link: &mut Link) -> Result<(), Failure> {
 struct User<'g> {
     gpu: &'g Gpu,
     cache: Cache,
-    /// Windows that are kept, as a user keeps them for a key's life.
-    windows: BTreeMap<(Nonce, u64), Arc<Window>>,
+    /// What is kept open, by rkey, as a user keeps it for the rkey's life.
+    opened: BTreeMap<String, Arc<Opened>>,
     /// Exporters seen since the last rest.
     nonces: BTreeSet<Nonce>,
     random: Random,
@@ -99,13 +100,15 @@ impl User<'_> {
         if shared.rkey.is_empty() {
             return Ok(Used::default());
         }
-        let (_, key) = decode(&shared.rkey)?;
-        self.nonces.insert(key.nonce);
-        if shared.what == What::Freed && !self.windows.contains_key(&(key.nonce, key.base)) {
+        let rkey = decode_any(&shared.rkey)?;
+        if let Payload::Posix(key) = rkey.payload {
+            self.nonces.insert(key.nonce);
+        }
+        if shared.what == What::Freed && !self.opened.contains_key(&shared.rkey) {
             // Never seen here; and an exporter that shares nothing may have ended its broker.
             return Ok(Used::default());
         }
-        let mut window = self.window(&key)?;
+        let mut opened = self.open(shared, &rkey)?;
         let mut used = Used::default();
         if let (Some(first), Some(last)) = (shared.parts.first(), shared.parts.last()) {
             // All of it, or a piece that begins and ends anywhere.
@@ -118,24 +121,27 @@ impl User<'_> {
             let begin = Instant::now();
             let deadline = Deadline::after(DEADLINE);
             let leasing = Failure::at("leasing shared memory");
-            match window.lease(start, end - start, deadline).map(drop) {
+            match opened.lease(start, end - start, deadline).map(drop) {
                 Err(error) if is_over(&error) => {
                     // An exporter that shared nothing for a moment has ended its broker, and with it this peer.
-                    self.windows.remove(&(key.nonce, key.base));
-                    window = self.window(&key)?;
+                    self.opened.remove(&shared.rkey);
+                    opened = self.open(shared, &rkey)?;
                 }
                 outcome => outcome.map_err(&leasing)?,
             }
-            let lease = window.lease(start, end - start, deadline).map_err(leasing)?;
+            let lease = opened.lease(start, end - start, deadline).map_err(leasing)?;
             used.lease_us = micros(begin.elapsed());
-            used.chunks = lease.chunks().into();
+            used.chunks = match &lease {
+                OpenedLease::Window(lease) => lease.chunks().into(),
+                _ => 1,
+            };
             used.imported = self.cache.stats().imported_chunks - imported;
             for part in &shared.parts {
                 used.bytes += self.compare(part, start, end, lease.address())?;
             }
         }
         if let Some((address, len)) = shared.gone {
-            match window.lease(address, len, Deadline::after(DEADLINE)) {
+            match opened.lease(address, len, Deadline::after(DEADLINE)) {
                 Err(error) if error.kind == CacheErrorKind::NoChunk || is_over(&error) => used.gone = true,
                 Err(error) => return Err(Failure::new("leasing what was said to be gone", error)),
                 Ok(_) => {
@@ -147,19 +153,19 @@ impl User<'_> {
             }
         }
         if shared.what == What::Freed || self.random.below(20) == 0 {
-            self.windows.remove(&(key.nonce, key.base));
+            self.opened.remove(&shared.rkey);
         }
         Ok(used)
     }
 
-    fn window(&mut self, key: &Key) -> Result<Arc<Window>, Failure> {
-        if let Some(window) = self.windows.get(&(key.nonce, key.base)) {
-            return Ok(window.clone());
+    fn open(&mut self, shared: &Shared, rkey: &Rkey) -> Result<Arc<Opened>, Failure> {
+        if let Some(opened) = self.opened.get(&shared.rkey) {
+            return Ok(opened.clone());
         }
-        let opened = self.cache.window(key, self.gpu.ordinal(), false, Deadline::after(DEADLINE));
-        let window = opened.map_err(Failure::at("opening the window"))?;
-        self.windows.insert((key.nonce, key.base), window.clone());
-        Ok(window)
+        let opened = self.cache.open(rkey, self.gpu.ordinal(), false, Deadline::after(DEADLINE));
+        let opened = Arc::new(opened.map_err(Failure::at("opening what is shared"))?);
+        self.opened.insert(shared.rkey.clone(), opened.clone());
+        Ok(opened)
     }
 
     /// Compares what of a part lies in `[start, end)`, which begins at `local` here. Returns how many bytes that is.
@@ -180,7 +186,7 @@ impl User<'_> {
     }
 
     fn rest(&mut self) -> Result<State, Failure> {
-        self.windows.clear();
+        self.opened.clear();
         self.cache.trim();
         for nonce in core::mem::take(&mut self.nonces) {
             self.cache.purge_peer(nonce);

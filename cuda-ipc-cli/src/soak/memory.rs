@@ -8,7 +8,7 @@ use cuda_ipc_core::table::GRANULE;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
-use crate::gpu::Gpu;
+use crate::gpu::{Buffer, Gpu, Pooled};
 use crate::random::Random;
 
 /// A part of shared memory that was written with one seed.
@@ -38,6 +38,9 @@ pub(super) trait Memory {
     /// What is in it, without a gap and in order of address.
     fn parts(&self) -> Vec<Part>;
 
+    /// Whether importers learn that it is gone.
+    fn tells(&self) -> bool;
+
     /// The range that `change` would free, to be retired before; `None` where the kind cannot change so now. It is made after this was asked.
     fn frees(&self, change: Change, random: &mut Random) -> Option<Range<u64>>;
 
@@ -52,8 +55,20 @@ type Make = for<'g> fn(&'g Gpu, &mut Random) -> Result<Box<dyn Memory + 'g>, Fai
 pub(crate) struct Kind(usize);
 
 /// All kinds: name, what it is, how it is made.
-const KINDS: &[(&str, &str, Make)] =
-    &[("vmm", "chunks of cuMemCreate in a reservation", |gpu, random| Ok(Box::new(Vmm::new(gpu, random)?)))];
+const KINDS: &[(&str, &str, Make)] = &[
+    ("vmm", "chunks of cuMemCreate in a reservation", |gpu, random| Ok(Box::new(Vmm::new(gpu, random)?))),
+    ("pool", "allocations of pools with POSIX_FD handles", |gpu, random| {
+        Ok(Box::new(Fixed::new(Pooled::new(gpu, some(random))?, true, random)))
+    }),
+    ("malloc", "allocations of cuMemAlloc, by legacy handles", |gpu, random| {
+        Ok(Box::new(Fixed::new(Buffer::new(gpu, some(random))?, false, random)))
+    }),
+];
+
+/// Some length.
+const fn some(random: &mut Random) -> u64 {
+    (1 + random.below(4)) * GRANULE
+}
 
 impl Kind {
     pub(super) fn name(self) -> &'static str {
@@ -137,6 +152,10 @@ impl<'g> Vmm<'g> {
 }
 
 impl Memory for Vmm<'_> {
+    fn tells(&self) -> bool {
+        true
+    }
+
     fn parts(&self) -> Vec<Part> {
         self.chunks.clone()
     }
@@ -191,5 +210,55 @@ impl Drop for Vmm<'_> {
         if unmapped.is_ok() {
             let _ = self.gpu.free_reservation(self.base, ROOM);
         }
+    }
+}
+
+/// An allocation that is as it is until it is freed.
+struct Fixed<A> {
+    /// Kept.
+    _allocation: A,
+    part: Part,
+    tells: bool,
+}
+
+/// What has a range and frees itself.
+trait Allocation {
+    fn range(&self) -> (u64, u64);
+}
+
+impl Allocation for Pooled<'_> {
+    fn range(&self) -> (u64, u64) {
+        (self.address(), self.len())
+    }
+}
+
+impl Allocation for Buffer<'_> {
+    fn range(&self) -> (u64, u64) {
+        (self.address(), self.len())
+    }
+}
+
+impl<A: Allocation> Fixed<A> {
+    fn new(allocation: A, tells: bool, random: &mut Random) -> Self {
+        let (address, len) = allocation.range();
+        Self { _allocation: allocation, part: Part { address, len, seed: random.next() }, tells }
+    }
+}
+
+impl<A> Memory for Fixed<A> {
+    fn tells(&self) -> bool {
+        self.tells
+    }
+
+    fn parts(&self) -> Vec<Part> {
+        vec![self.part]
+    }
+
+    fn frees(&self, _change: Change, _random: &mut Random) -> Option<Range<u64>> {
+        None
+    }
+
+    fn change(&mut self, _change: Change, _freed: Range<u64>, _random: &mut Random) -> Result<Vec<Part>, Failure> {
+        Ok(Vec::new())
     }
 }
