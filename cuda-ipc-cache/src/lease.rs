@@ -6,6 +6,18 @@ use crate::window::Window;
 ///
 /// The address is good for as long as the lease is: end it when the work that uses the memory is *complete*, not when it was submitted. Dropping ends
 /// it. Ends may happen on any thread.
+///
+/// A lease cannot outlive its window:
+///
+/// ```compile_fail,E0505
+/// # use cuda_ipc_cache::{Lease, Window};
+/// # use std::sync::Arc;
+/// fn keep(window: Arc<Window>, lease: impl Fn(&Window) -> Lease<'_>) -> u64 {
+///     let lease = lease(&window);
+///     drop(window);
+///     lease.address()
+/// }
+/// ```
 #[derive(Debug)]
 pub struct Lease<'w> {
     window: &'w Window,

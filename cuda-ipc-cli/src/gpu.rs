@@ -4,12 +4,13 @@
 //! driver's.
 //!
 //! # Safety
-//! The only unsafe code of the program, with `gpu/trials.rs`. It calls the driver's C functions, whose signatures cuda-driver-sys has paired with their names. Every pointer passed
+//! The only unsafe code of the program, with `gpu/trials.rs` and `gpu/live.rs`. It calls the driver's C functions, whose signatures cuda-driver-sys has paired with their names. Every pointer passed
 //! is to a live local or slice of the type and length the function is told, and none is kept after the call: copies between host and device are the
 //! synchronous ones. The loader is asked for one symbol, whose address is compared with null and never called.
 
 #![allow(unsafe_code)]
 
+mod live;
 mod memory;
 
 use core::ffi::{CStr, c_char, c_int, c_void};
@@ -30,6 +31,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 use crate::hex;
+pub(crate) use live::{LiveObjects, live_objects};
 pub(crate) use memory::{Buffer, Chunks, Pooled};
 pub(crate) use trials::Trials;
 

@@ -21,8 +21,10 @@ mod output;
 mod pattern;
 mod peer_process;
 mod progress;
+mod random;
 mod run;
 mod size;
+mod soak;
 
 use std::process::ExitCode;
 
@@ -50,6 +52,7 @@ enum Command {
     Inspect(inspect::Args),
     Run(run::Args),
     Bench(bench::Args),
+    Soak(soak::Args),
     /// (started by the commands above)
     #[command(hide = true)]
     Child {
@@ -73,6 +76,8 @@ enum Role {
     BenchWatcher,
     BenchGrowthExporter,
     BenchGrowthImporter,
+    SoakExporter,
+    SoakImporter,
 }
 
 fn main() -> ExitCode {
@@ -97,6 +102,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(&args),
         Command::Run(args) => return run::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Soak(args) => soak::run(&args),
         Command::Child { role } => {
             return peer_process::serve(match role {
                 Role::Exporter => exporter_process::run,
@@ -112,6 +118,8 @@ fn main() -> ExitCode {
                 Role::BenchWatcher => bench::give_back::watcher::child,
                 Role::BenchGrowthExporter => bench::growth::exporter::child,
                 Role::BenchGrowthImporter => bench::growth::importer::child,
+                Role::SoakExporter => soak::exporter::child,
+                Role::SoakImporter => soak::importer::child,
             });
         }
     };

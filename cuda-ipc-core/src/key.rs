@@ -27,9 +27,16 @@ pub(crate) const CRC32C: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Nonce(pub u64);
 
+/// Its last 16 bits, as in the text of errors: enough to tell two apart. Who knows all of it may ask the exporter's broker, and logs have readers.
 impl fmt::Debug for Nonce {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Nonce({:016x})", self.0)
+        write!(f, "Nonce({self})")
+    }
+}
+
+impl fmt::Display for Nonce {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "..{:04x}", self.0 & 0xffff)
     }
 }
 

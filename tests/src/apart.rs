@@ -114,6 +114,25 @@ pub fn refuse_fds(errno: i32) {
     ]);
 }
 
+/// Kills the process, with SIGSYS, as soon as it names anybody who may look into it: prctl(PR_SET_PTRACER).
+pub fn dying_of_ptracer(command: &mut Command) {
+    const FIRST_ARGUMENT: u32 = 16;
+    const PR_SET_PTRACER: u32 = 0x5961_6d61;
+    let install = || {
+        install(&mut [
+            libc::sock_filter { code: LOAD, jt: 0, jf: 0, k: 0 },
+            libc::sock_filter { code: JUMP_IF_EQUAL, jt: 0, jf: 3, k: u32::try_from(libc::SYS_prctl).expect("a system call's number") },
+            libc::sock_filter { code: LOAD, jt: 0, jf: 0, k: FIRST_ARGUMENT },
+            libc::sock_filter { code: JUMP_IF_EQUAL, jt: 0, jf: 1, k: PR_SET_PTRACER },
+            libc::sock_filter { code: RETURN, jt: 0, jf: 0, k: libc::SECCOMP_RET_KILL_PROCESS },
+            libc::sock_filter { code: RETURN, jt: 0, jf: 0, k: libc::SECCOMP_RET_ALLOW },
+        ]);
+        Ok(())
+    };
+    // SAFETY: see the module's chapter.
+    unsafe { command.pre_exec(install) };
+}
+
 /// Makes system call `number` fail with `errno` on this thread from now on; all others pass.
 ///
 /// Source: seccomp(2).

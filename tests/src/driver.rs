@@ -266,6 +266,16 @@ impl Peer {
         assert!(status.success(), "a peer failed: {status}");
     }
 
+    /// How it ended, if it has.
+    pub fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
+        self.child.try_wait()
+    }
+
+    /// Waits for its end, whatever that is, without ending its input.
+    pub fn wait(&mut self) -> Result<ExitStatus> {
+        self.child.wait()
+    }
+
     /// Kills it without notice and waits until it is gone.
     pub fn kill(mut self) -> Result<ExitStatus> {
         self.child.kill()?;

@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cuda_ipc_core::importer::{Import, ImportError, ImportErrorKind, Peer};
+use cuda_ipc_cache::{Cache, CacheError, CacheErrorKind, CacheOptions, Lease, LeaseParts, Window};
+use cuda_ipc_core::importer::{Deadline, Import, ImportError, ImportErrorKind, Peer};
 use cuda_ipc_core::rkey::Rkey;
 use cuda_ipc_core::sys::driver;
 use cuda_ipc_core::table::LookupError;
@@ -14,7 +15,7 @@ use cuda_ipc_core::table::LookupError;
 use crate::driver::Inside;
 use crate::exporter::{Remote, RemoteMemory};
 use crate::hooked;
-use crate::importer::Importer;
+use crate::importer::{Importer, LONG, key};
 use crate::memory::STABLE;
 use crate::pattern;
 use crate::points::{Point, Verdict, Watch};
@@ -55,13 +56,53 @@ impl Event {
     }
 }
 
-/// Two ways to import.
+/// Ways to import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// The peer is reached first.
     Key,
     /// The peer is known.
     KnownPeer,
+    /// A cache that knows nobody opens a window and leases all of it.
+    Lease,
+}
+
+/// What a way has led to.
+enum Got {
+    Import(Box<Import>),
+    /// The parts of a lease of the whole window, which is ended by hand, and the cache, which goes after it.
+    Lease(Arc<Window>, LeaseParts, #[expect(dead_code, reason = "it is only kept")] Cache),
+}
+
+/// Why it has led nowhere.
+enum Why {
+    Import(ImportError),
+    Lease(CacheError),
+}
+
+impl Got {
+    fn address(&self) -> u64 {
+        match self {
+            Self::Import(import) => import.address(),
+            Self::Lease(_, parts, _) => parts.address,
+        }
+    }
+
+    /// Whether nothing of it has died, as far as whoever uses it can know.
+    fn is_current(&self, base: u64) -> bool {
+        match self {
+            Self::Import(import) => import.is_current(),
+            Self::Lease(window, ..) => window.try_lease(base, CHUNKS * CHUNK).is_some(),
+        }
+    }
+}
+
+impl Drop for Got {
+    fn drop(&mut self) {
+        if let Self::Lease(window, parts, _) = self {
+            drop(Lease::from_parts(window, *parts));
+        }
+    }
 }
 
 /// See the module's documentation.
@@ -110,7 +151,9 @@ impl<'a> World<'a> {
             Verdict::Go
         };
         let import = || import(&self.importer, way, &self.exporter.rkey, &self.peer);
-        let imported = self.watch.run(hook, import).expect("an import that nothing disturbs");
+        // What is set up at the first use only is no part of it.
+        drop(import());
+        let imported = self.watch.run(hook, import).map_err(|_| "refused").expect("an import that nothing disturbs");
         drop(imported);
         points
     }
@@ -136,14 +179,16 @@ impl<'a> World<'a> {
             },
             || import(&importer, way, &rkey, &peer),
         );
+        assert!(events.len() != 1 || pending.is_empty(), "it has not come to {what}");
         let name = match outcome {
-            Ok(import) if over => {
-                old.spot_check(&importer.cuda, import.address(), 0, CHUNKS * CHUNK).unwrap_or_else(|error| panic!("{what}: {error}"));
+            Ok(got) if over => {
+                old.spot_check(&importer.cuda, got.address(), 0, CHUNKS * CHUNK).unwrap_or_else(|error| panic!("{what}: {error}"));
                 assert!(peer.is_gone(), "{what}");
                 "the bytes of the life that is over"
             }
-            Ok(import) => self.judge_import(&import, &what),
-            Err(error) => judge_error(&error, over, &what),
+            Ok(got) => self.judge_import(&got, &what),
+            Err(Why::Import(error)) => judge_error(&error, over, &what),
+            Err(Why::Lease(error)) => judge_lease_error(&error, over, &what),
         };
         *self.outcomes.entry(name).or_default() += 1;
         let now = Snapshot::take(&importer.fake).without_pipes();
@@ -153,15 +198,15 @@ impl<'a> World<'a> {
 
     /// Each chunk is one that was exported at its address; all are the last ones, if the import says that it is current.
     #[track_caller]
-    fn judge_import(&self, import: &Import, what: &str) -> &'static str {
+    fn judge_import(&self, got: &Got, what: &str) -> &'static str {
         let mut stale = 0;
         for (chunk, seeds) in (0..).zip(&self.exporter.exported) {
-            let address = import.address() + chunk * CHUNK;
+            let address = got.address() + chunk * CHUNK;
             let is = |seed: &u64| pattern::check(&self.importer.cuda, address, 0, 4096, *seed).is_ok();
             let found = seeds.iter().position(is).unwrap_or_else(|| panic!("chunk {chunk} has bytes of another: {what}"));
             stale += usize::from(found + 1 < seeds.len() || self.exporter.memory.chunks[&(chunk * CHUNK)].1 != seeds[found]);
         }
-        assert!(stale == 0 || !import.is_current(), "{stale} chunks are old and nothing says so: {what}");
+        assert!(stale == 0 || !got.is_current(self.exporter.memory.base), "{stale} chunks are old and nothing says so: {what}");
         if stale == 0 { "the present bytes" } else { "bytes of a chunk that is marked as gone" }
     }
 
@@ -272,10 +317,32 @@ impl Life {
     }
 }
 
-fn import(importer: &Importer, way: Way, rkey: &Rkey, peer: &Arc<Peer>) -> Result<Import, ImportError> {
+fn import(importer: &Importer, way: Way, rkey: &Rkey, peer: &Arc<Peer>) -> Result<Got, Why> {
     match way {
-        Way::Key => importer.import(rkey),
-        Way::KnownPeer => importer.import_from(peer, rkey),
+        Way::Key => importer.import(rkey).map(Box::new).map(Got::Import).map_err(Why::Import),
+        Way::KnownPeer => importer.import_from(peer, rkey).map(Box::new).map(Got::Import).map_err(Why::Import),
+        Way::Lease => {
+            let mut options = CacheOptions::default();
+            // Its thread would call out in its own time.
+            options.sweep = false;
+            let cache = Cache::new(importer.core, options);
+            let deadline = Deadline::after(LONG);
+            let window = cache.window(&key(rkey), 0, false, deadline).map_err(Why::Lease)?;
+            let parts = window.lease(rkey.base, rkey.len, deadline).map_err(Why::Lease)?.into_parts();
+            Ok(Got::Lease(window, parts, cache))
+        }
+    }
+}
+
+/// As [`judge_error`], of a cache.
+#[track_caller]
+fn judge_lease_error(error: &CacheError, over: bool, what: &str) -> &'static str {
+    match error.kind {
+        CacheErrorKind::NoChunk => "no chunk there",
+        CacheErrorKind::KeptChanging => "kept changing",
+        CacheErrorKind::Closed if over => "the exporter is gone",
+        CacheErrorKind::Import(import) => judge_error(&import, over, what),
+        _ => panic!("{error} is not explained by {what}"),
     }
 }
 

@@ -11,6 +11,7 @@ pub mod interleave;
 pub mod memory;
 pub mod pattern;
 pub mod points;
+pub mod random;
 pub mod raw_table;
 pub mod shim;
 pub mod snapshot;

@@ -142,6 +142,23 @@ impl core::fmt::Debug for Shim {
     }
 }
 
+/// Counts the calls that this program makes on its broker's thread from now on, and fails those from number `at` on and below `before` with this errno. Panics in a process without the shim.
+pub fn arm(at: u64, before: u64, errno: c_int) {
+    let arm: extern "C" fn(u64, u64, c_int) -> c_int = symbol(c"syscall_shim_arm").expect("a shim that is whole");
+    assert_eq!(arm(at, before, errno), 0, "the shim knows where the program is");
+}
+
+/// Ends that: how many calls there were, and which of them failed first.
+pub fn disarm() -> (u64, Option<&'static str>) {
+    let disarm: unsafe extern "C" fn(*mut *const c_char) -> u64 = symbol(c"syscall_shim_disarm").expect("a shim that is whole");
+    let mut failed = core::ptr::null();
+    // SAFETY: a live local.
+    let count = unsafe { disarm(&raw mut failed) };
+    // SAFETY: null, or a constant of the shim's, which is never unloaded.
+    let name = (!failed.is_null()).then(|| unsafe { CStr::from_ptr(failed) }.to_str().unwrap_or("?"));
+    (count, name)
+}
+
 fn symbol<F: Copy>(name: &CStr) -> Option<F>
 where
     Option<F>: Nullable<Fn = F>,

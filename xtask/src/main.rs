@@ -8,6 +8,7 @@ use std::process::ExitCode;
 #[cfg(feature = "codegen")]
 mod bindgen;
 mod c_library;
+mod catalogue;
 #[cfg(feature = "codegen")]
 mod cbindgen;
 mod demo;

@@ -1,8 +1,11 @@
 //! `test`: runs every stage of CI, one after the other, and ends with a table of what passed and how long it took.
 //!
+//! With `--bugs` it runs the tests of the bug catalogue instead (`bugs`).
+//!
 //! What the stages are is `stages`' business; this file orders, times and counts them. A stage that fails does not keep the others from running,
 //! except for `build`, without which the later ones would only repeat its errors.
 
+mod bugs;
 mod stages;
 
 use std::process::ExitCode;
@@ -11,13 +14,16 @@ use std::time::{Duration, Instant};
 use crate::workspace::{Failure, Workspace};
 use stages::{Done, STAGES, Stage};
 
-pub(crate) const USAGE: &str = "[--fast] [--stage NAME]... [--list]";
+pub(crate) const USAGE: &str = "[--fast] [--stage NAME]... [--list] | --bugs";
 /// The stage without which the later ones are pointless.
 const BUILD: &str = "build";
 
 /// Runs all stages, those named with `--stage`, or with `--fast` those that take seconds once things are built.
 pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<ExitCode, Failure> {
     let options = Options::parse(args)?;
+    if options.bugs {
+        return bugs::run(workspace);
+    }
     if options.list {
         for stage in STAGES {
             println!("{:12}{}{}", stage.name, stage.help, if stage.slow { " (not with --fast)" } else { "" });
@@ -50,17 +56,19 @@ pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<ExitCode, Fa
 struct Options {
     fast: bool,
     list: bool,
+    bugs: bool,
     stages: Vec<String>,
 }
 
 impl Options {
     fn parse(args: &[String]) -> Result<Self, Failure> {
-        let mut options = Self { fast: false, list: false, stages: Vec::new() };
+        let mut options = Self { fast: false, list: false, bugs: false, stages: Vec::new() };
         let mut args = args.iter();
         while let Some(arg) = args.next() {
             match arg.as_str() {
                 "--fast" => options.fast = true,
                 "--list" => options.list = true,
+                "--bugs" => options.bugs = true,
                 "--stage" => {
                     let name = args.next().ok_or_else(|| Failure::Usage("--stage needs a name".to_owned()))?;
                     if !STAGES.iter().any(|stage| stage.name == name) {
@@ -71,6 +79,9 @@ impl Options {
                 }
                 other => return Err(Failure::unknown_argument(other)),
             }
+        }
+        if options.bugs && (options.fast || options.list || !options.stages.is_empty()) {
+            return Err(Failure::Usage("--bugs runs the tests of the bug catalogue and nothing else".to_owned()));
         }
         Ok(options)
     }
@@ -140,7 +151,7 @@ mod tests {
 
     #[test]
     fn unknown_words_are_usage_errors() {
-        for line in ["--slow", "fmt", "--stage", "--stage nothing"] {
+        for line in ["--slow", "fmt", "--stage", "--stage nothing", "--bugs --fast", "--stage fmt --bugs"] {
             assert!(matches!(parse(line), Err(Failure::Usage(_))), "{line}");
         }
     }

@@ -3,6 +3,7 @@
 //! Every finding is a line `path:line: reason` and fails the task; the length report does not. Each check is a file and works on texts, so that it
 //! can be tested; this file gathers the texts.
 
+mod catalogue;
 mod documents;
 mod layers;
 mod soundness;
@@ -56,6 +57,7 @@ pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<ExitCode, Fa
     let mut findings = Vec::new();
     findings.extend(sources::check(&files));
     findings.extend(documents::check(&files));
+    findings.extend(catalogue::check(&files));
     findings.extend(soundness::check(&files));
     for (manifest, is_root) in [("Cargo.toml", true), ("tests/no-std-proof/Cargo.toml", false), ("fuzz/Cargo.toml", false)] {
         let lock = manifest.replace(".toml", ".lock");

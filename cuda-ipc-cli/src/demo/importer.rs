@@ -148,7 +148,8 @@ impl Memory {
     }
 }
 
-fn decode_any(text: &str) -> Result<Rkey, Failure> {
+/// The rkey, whatever carries it.
+pub(crate) fn decode_any(text: &str) -> Result<Rkey, Failure> {
     let step = "reading the rkey";
     let bytes = hex::decode(text).map_err(Failure::at(step))?;
     Rkey::decode(&bytes).map_err(Failure::at(step))

@@ -191,6 +191,10 @@ impl Server {
             // The application has closed our fds. The next export begins anew.
             return !self.end(shared, true);
         }
+        if self.spare.is_none() {
+            // Lost while there was no room for another; perhaps there is now.
+            self.spare = Socket::new().ok();
+        }
         let ready = |at: usize| ready.get(at).copied().unwrap_or(false);
         if ready(0) {
             // What is rung for is looked at below in any case.

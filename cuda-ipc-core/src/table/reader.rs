@@ -63,7 +63,7 @@ impl fmt::Display for HeaderError {
             Self::Version(found) => write!(f, "export table version {found} is not {VERSION_VALUE}"),
             Self::Layout => f.write_str("export table with other capacities than its version has"),
             Self::Nonce { expected, found } => {
-                write!(f, "export table of another process life: nonce {:016x}, the key says {:016x}", found.0, expected.0)
+                write!(f, "export table of another process life: nonce {found}, the key says {expected}")
             }
         }
     }

@@ -47,6 +47,17 @@ entries! {
     dup3: Errno,
     poll: Errno,
     memfd_create: Errno,
+    // sockets
+    socket: Errno,
+    bind: Errno,
+    listen: Errno,
+    accept4: Errno,
+    connect: Errno,
+    sendmsg: Errno,
+    recvmsg: Errno,
+    getsockopt: Errno,
+    ioctl: Errno,
+    eventfd: Errno,
     // memory
     mmap: Errno,
     mmap64: Errno,

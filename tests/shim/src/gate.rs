@@ -7,7 +7,7 @@
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, AtomicUsize};
 
 use crate::entry::Arguments;
 use crate::functions::{FUNCTIONS, Failure};
@@ -37,9 +37,31 @@ static INSIDE: AtomicBool = AtomicBool::new(false);
 /// Where the program itself is mapped.
 static PROGRAM: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
+/// The program's calls on threads with one name are counted, and some of them fail.
+static ARMED: AtomicBool = AtomicBool::new(false);
+static PASSED: AtomicU64 = AtomicU64::new(0);
+static FAIL_AT: AtomicU64 = AtomicU64::new(0);
+static FAIL_BEFORE: AtomicU64 = AtomicU64::new(0);
+static FAIL_WITH: AtomicI32 = AtomicI32::new(0);
+/// The first function that failed, plus one; 0 before.
+static FAILED: AtomicUsize = AtomicUsize::new(0);
+/// The threads' name.
+const THREADS: &CStr = c"cuda-ipc-broker";
+
 /// Makes the call, by way of the hook if it is hooked.
 pub(crate) fn pass(index: usize, arguments: &Arguments, caller: usize) -> c_long {
     SEEN[index].fetch_add(1, Relaxed);
+    if ARMED.load(Acquire) && is_counted(index, arguments, caller) && {
+        let number = PASSED.fetch_add(1, Relaxed);
+        (FAIL_AT.load(Relaxed)..FAIL_BEFORE.load(Relaxed)).contains(&number)
+    } {
+        let _ = FAILED.compare_exchange(0, index + 1, Relaxed, Relaxed);
+        // The kernel has let go of the number or the range whatever it reports.
+        if FUNCTIONS[index].name == c"close" || FUNCTIONS[index].name == c"munmap" {
+            call(index, arguments);
+        }
+        return fail(index, FAIL_WITH.load(Relaxed));
+    }
     let Some(hook) = hook_for(caller) else { return call(index, arguments) };
     let mut hooked = HookedCall { name: FUNCTIONS[index].name.as_ptr(), arguments: *arguments, phase: 0, result: 0 };
     let ask = |hooked: &HookedCall| {
@@ -61,6 +83,24 @@ pub(crate) fn pass(index: usize, arguments: &Arguments, caller: usize) -> c_long
     }
     set_errno(errno);
     hooked.result
+}
+
+fn is_counted(index: usize, arguments: &Arguments, caller: usize) -> bool {
+    let (from, to) = (PROGRAM[0].load(Relaxed), PROGRAM[1].load(Relaxed));
+    // Locks of the standard library come and go with the timing.
+    let is_lock = FUNCTIONS[index].name == c"syscall" && arguments[0] == libc::SYS_futex;
+    // A limit that is there can be read, and an fd that is open has flags.
+    let cannot_fail = [c"getrlimit", c"getrlimit64"].contains(&FUNCTIONS[index].name)
+        || (FUNCTIONS[index].name.to_bytes().starts_with(b"fcntl") && arguments[1] == c_long::from(libc::F_GETFD));
+    if is_lock || cannot_fail || !(from..to).contains(&caller) {
+        return false;
+    }
+    let mut name: [c_char; 16] = [0; 16];
+    // SAFETY: writes at most 16 bytes, a C string, to a live local (prctl(2)).
+    unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+    // SAFETY: as above.
+    let name = unsafe { CStr::from_ptr(name.as_ptr()) };
+    name == THREADS
 }
 
 fn hook_for(caller: usize) -> Option<Hook> {
@@ -141,6 +181,36 @@ extern "C" fn syscall_shim_set_hook(hook: Option<Hook>) -> c_int {
     THREAD.store(this_thread(), Relaxed);
     HOOK.store(hook as *mut c_void, Release);
     0
+}
+
+/// Counts the calls that the program makes on the broker's thread from now on, and fails those with numbers from `at` on and below `before` with
+/// this errno. 0, or -1 where the program cannot be told from its libraries.
+#[unsafe(no_mangle)]
+extern "C" fn syscall_shim_arm(at: u64, before: u64, errno: c_int) -> c_int {
+    // SAFETY: the callback has the signature that dl_iterate_phdr wants and keeps nothing.
+    if unsafe { libc::dl_iterate_phdr(Some(remember_program), null_mut()) } != 1 {
+        return -1;
+    }
+    PASSED.store(0, Relaxed);
+    FAILED.store(0, Relaxed);
+    FAIL_AT.store(at, Relaxed);
+    FAIL_BEFORE.store(before, Relaxed);
+    FAIL_WITH.store(errno, Relaxed);
+    ARMED.store(true, Release);
+    0
+}
+
+/// Ends that: how many calls there were, and the name of the first that failed, or null.
+///
+/// # Safety
+/// `failed` is valid for writing.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn syscall_shim_disarm(failed: *mut *const c_char) -> u64 {
+    ARMED.store(false, Release);
+    let name = FAILED.load(Relaxed).checked_sub(1).map_or(core::ptr::null(), |index| FUNCTIONS[index].name.as_ptr());
+    // SAFETY: valid by the caller's word.
+    unsafe { *failed = name };
+    PASSED.load(Relaxed)
 }
 
 /// Calls of the function with this name so far, hooked or not; all functions' for null.

@@ -150,6 +150,14 @@ impl Server {
                 self.fake.add_fault(words[0]);
                 done(Ok::<_, &str>(()))
             }
+            ("arm", &[at, before, errno]) => {
+                crate::shim::arm(at, before, i32::try_from(errno).map_err(text)?);
+                done(Ok::<_, &str>(()))
+            }
+            ("disarm", []) => {
+                let (calls, failed) = crate::shim::disarm();
+                Ok(format!("{calls} {}", failed.unwrap_or("nothing")))
+            }
             ("fds", []) => Ok(snapshot::open_fds().len().to_string()),
             ("limit", &[soft]) => {
                 use nix::sys::resource::{Resource, getrlimit, setrlimit};
