@@ -7,6 +7,7 @@ After each free it says how much GPU memory is in use 500 ms later: run it with 
 """
 
 import argparse
+import gc
 import time
 
 import torch
@@ -24,6 +25,12 @@ class Reader:
         self.local = allocate("default", size)
         self.agent = nixl_api().nixl_agent(f"reader-{time.monotonic_ns()}")
         self.registration = self.agent.register_memory([self.local])
+        self.peer = None
+
+    def end(self):
+        self.agent.remove_remote_agent(self.peer)
+        self.agent.deregister_memory(self.registration)
+        self.agent = self.local = None
 
     def connect(self, metadata, anew=False):
         """Takes the target's metadata; `anew` forgets what is known of it, which NIXL wants when registrations have gone."""
@@ -121,40 +128,56 @@ def life(remote, report):
     report.in_use("everything freed again")
 
 
-def soak(remote, report, seconds):
+# NIXL keeps a connection open for each time that a peer was forgotten and met again, until the agent ends: so agents are made anew after that many rounds.
+ROUNDS_OF_AN_AGENT = 50
+
+
+def soak(remote, report, seconds, kind):
     """Allocate, register, transfer, deregister, free, give back; counters after a minute against those at the end."""
-    reader = Reader(remote, 256 * MIB)
     start, first, rounds, wrong = time.monotonic(), None, 0, 0
     while time.monotonic() - start < seconds:
-        size = (16 + 16 * (rounds % 8)) * MIB
-        remote.allocate("soak", "expandable", size, rounds)
-        reader.connect(remote.register(["soak"]), anew=rounds > 0)
-        wrong += reader.read(["soak"], [size], [rounds])[0]
-        remote.deregister(["soak"])
-        remote.free(["soak"])
-        remote.empty_cache()
-        rounds += 1
+        remote.restart_agent()
+        reader = Reader(remote, 256 * MIB)
+        for _ in range(ROUNDS_OF_AN_AGENT):
+            size = (16 + 16 * (rounds % 8)) * MIB
+            remote.allocate("soak", kind, size, rounds)
+            reader.connect(remote.register(["soak"]), anew=reader.peer is not None)
+            wrong += reader.read(["soak"], [size], [rounds])[0]
+            remote.deregister(["soak"])
+            remote.free(["soak"])
+            remote.empty_cache()
+            rounds += 1
+        reader.end()
+        del reader
+        gc.collect()
+        torch.cuda.empty_cache()
         if first is None and time.monotonic() - start > min(60, seconds / 4):
-            time.sleep(0.6)
-            first = (remote.state(), process_state(), free_memory(), rounds)
-    time.sleep(0.6)
-    last = (remote.state(), process_state(), free_memory(), rounds)
+            first = counters(remote, rounds)
+    last = counters(remote, rounds)
     report.failed += wrong != 0
-    print(f"SOAK seconds={seconds} rounds={rounds} wrong_words={wrong}")
+    print(f"SOAK kind={kind} seconds={seconds} rounds={rounds} wrong_words={wrong}")
     for name, number in (("target", 0), ("reader", 1)):
         changes = {key: last[number][key] - first[number][key] for key in first[number]}
         print(f"SOAK {name} since round {first[3]}: fds {changes['fds']:+d}, threads {changes['threads']:+d}, resident {changes['rss'] / MIB:+.1f} MiB")
     print(f"SOAK GPU memory in use since round {first[3]}: {(first[2] - last[2]) / MIB:+.1f} MiB", flush=True)
 
 
+def counters(remote, rounds):
+    """Both processes' counters and the GPU's free memory, after everything has been given back."""
+    remote.restart_agent()
+    time.sleep(0.6)
+    return remote.state(), process_state(), free_memory(), rounds
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--soak", type=int, metavar="SECONDS", help="instead: one tensor after the other for so long")
+    parser.add_argument("--kind", default="expandable", choices=("expandable", "default"), help="memory of the soak")
     options = parser.parse_args()
     torch.ones(1, device="cuda")
     remote, report = Remote(), Report()
     if options.soak:
-        soak(remote, report, options.soak)
+        soak(remote, report, options.soak, options.kind)
     else:
         life(remote, report)
     print("fds of the target:", remote.state()["fds"], "of the reader:", process_state()["fds"])

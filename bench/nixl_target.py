@@ -3,6 +3,7 @@
 Used by nixl_bench.py and nixl_life.py. Commands are (name, arguments) tuples; each has one answer. Tensors have names, and live until `free`.
 """
 
+import gc
 import importlib
 import os
 import statistics
@@ -77,6 +78,12 @@ class Target:
         torch.ones(1, device="cuda")
         self.agent = nixl_api().nixl_agent("target")
         self.tensors, self.registered = {}, {}
+
+    def restart_agent(self):
+        """A new agent in place of the old one, with which its connections end."""
+        self.agent = None
+        gc.collect()
+        self.agent = nixl_api().nixl_agent(f"target-{time.monotonic_ns()}")
 
     def allocate(self, name, kind, size, seed):
         self.tensors[name] = allocate(kind, size)
