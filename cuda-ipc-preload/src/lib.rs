@@ -8,6 +8,7 @@
 //! - `route.rs`, `callers.rs`: whose call it is, and where it goes on.
 //! - `handlers.rs`: the answers to UCX, each with the signature of its driver function.
 //! - `exporting.rs`, `importing.rs`: the two sides behind them, on top of cuda-ipc-core's exporter and cuda-ipc-cache's windows.
+//! - `pool_handlers.rs`, `pooled.rs`: the same for memory of pools, as far as it differs.
 //! - `streams.rs`: running copies. `parts.rs`: how a long one is submitted. `uuid.rs`: the device in a key. `ucm.rs`: frees that UCM reports.
 //! - `notes.rs`: what belongs together of a thread's calls.
 //! - `report.rs`: what is said. `explain.rs`: the report at exit. `bypass.rs`: whether UCX's calls come here.
@@ -25,6 +26,8 @@ mod importing;
 mod names;
 mod notes;
 mod parts;
+mod pool_handlers;
+mod pooled;
 mod report;
 mod route;
 mod state;
