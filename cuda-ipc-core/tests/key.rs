@@ -134,8 +134,7 @@ fn any_alignment_and_exactly_64_bytes() {
 }
 
 fn any_key() -> impl Strategy<Value = Key> {
-    let kind =
-        prop_oneof![Just(KeyKind::Reservation), Just(KeyKind::Pool), any::<u32>().prop_map(|slot| KeyKind::PoolAllocation { slot })];
+    let kind = prop_oneof![Just(KeyKind::Reservation), Just(KeyKind::Pool), any::<u32>().prop_map(|slot| KeyKind::PoolAllocation { slot })];
     let ids = (1..=0x7fff_ffff_u32, 0..=0x7fff_ffff_u32, 1..=u64::MAX, any::<u32>(), any::<u64>());
     let range = any::<u64>().prop_flat_map(|base| (Just(base.min(u64::MAX - 1)), 1..=u64::MAX - base.min(u64::MAX - 1)));
     (kind, ids, range).prop_map(|(kind, (pid, table_fd, nonce, pid_namespace, host), (base, len))| Key {

@@ -13,13 +13,14 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use cuda_ipc_core::exporter::{Exporter, ExporterOptions, ExporterStats};
+use cuda_ipc_core::exporter::{Exporter, ExporterStats};
 use cuda_ipc_core::key::{Key, KeyKind};
 use cuda_ipc_core::reason::{Cause, NoIpc};
 use cuda_ipc_core::sys::driver::{Cuda, PointerFacts};
 
 use crate::notes::{RangeNote, notes};
 use crate::report;
+use crate::settings::settings;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR` and `CU_MEM_HANDLE_TYPE_FABRIC`.
 const POSIX_FD: u64 = 1;
@@ -202,7 +203,7 @@ impl Exporting {
     fn exporter(&self) -> Option<&Exporter> {
         self.exporter
             .get_or_init(|| {
-                Exporter::new(self.cuda, ExporterOptions::default())
+                Exporter::new(self.cuda, settings().exporter.clone())
                     .inspect_err(|error| report::warn(report::Cause::NoTable, &format_args!("no export table: {error}")))
                     .ok()
             })

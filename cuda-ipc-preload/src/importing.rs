@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_driver_sys::CUresult;
-use cuda_ipc_cache::{Cache, CacheError, CacheOptions, CacheStats, Hold, IntervalIndex, Lease, Window};
+use cuda_ipc_cache::{Cache, CacheError, CacheErrorKind, CacheStats, Hold, IntervalIndex, Lease, Window};
 use cuda_ipc_core::importer::Deadline;
 use cuda_ipc_core::key::Key;
 use cuda_ipc_core::sys::driver::{Cuda, Stream};
@@ -18,6 +18,7 @@ use cuda_ipc_core::sys::driver::{Cuda, Stream};
 use crate::explain;
 use crate::notes::notes;
 use crate::pooled::{PoolError, Pooled, Stand};
+use crate::settings::settings;
 use crate::streams::Streams;
 
 /// Marks handles of ours: no driver of today gives such numbers, which are no addresses either.
@@ -55,6 +56,11 @@ struct Reserved {
     count: u64,
 }
 
+/// Where a range of a copy is that UCX has another address of: the range's number, and its address.
+pub(crate) type Moved = (usize, u64);
+/// Makes a copy that touches so many chunks, with what has moved.
+pub(crate) type Copying<'a> = dyn Fn(u32, &[Moved]) -> CUresult + 'a;
+
 /// A range of a copy that is an exporter's.
 struct Found {
     window: Arc<Window>,
@@ -83,7 +89,11 @@ impl Importing {
         let device = self.cuda.current_device().unwrap_or(0);
         let window = self.cache().window(key, device, true, Deadline::after(PATIENCE))?;
         // Until the first chunk is mapped nothing has shown that the route works; pointers may be handed to kernels, so the rest is mapped too.
-        window.map_all(window.base(), Deadline::after(AT_IMPORT))?;
+        if settings().eager {
+            window.map_all(window.base(), Deadline::after(AT_IMPORT))?;
+        } else {
+            prove_route(&window)?;
+        }
         let alias = self.new_alias();
         self.lock().handles.insert(alias, *key);
         notes(|notes| notes.imported.set(Some((alias, *key))));
@@ -182,7 +192,7 @@ impl Importing {
         &self,
         ranges: impl Iterator<Item = (u64, u64)>,
         stream: Stream,
-        copy: &dyn Fn(u32, &[(usize, u64)]) -> CUresult,
+        copy: &Copying<'_>,
     ) -> Option<Result<CUresult, CacheError>> {
         let found: Vec<Found> = ranges.enumerate().filter_map(|(number, range)| self.find(number, range)).collect();
         if found.is_empty() {
@@ -246,7 +256,7 @@ impl Importing {
 
     fn cache(&self) -> Arc<Cache> {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        cache.get_or_insert_with(|| Arc::new(Cache::with_drain(self.cuda, options(), self.streams.clone()))).clone()
+        cache.get_or_insert_with(|| Arc::new(Cache::with_drain(self.cuda, settings().cache.clone(), self.streams.clone()))).clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, Aliases> {
@@ -254,11 +264,15 @@ impl Importing {
     }
 }
 
-/// UCX has asked to import, and does not know whose key it is; so one of this process gets a window, too.
-fn options() -> CacheOptions {
-    let mut options = CacheOptions::default();
-    options.connect.own_keys = true;
-    options
+/// Maps the first chunk that there is.
+fn prove_route(window: &Window) -> Result<(), CacheError> {
+    let end = window.base() + window.len();
+    let Some((_, first)) = window.peer().table().and_then(|table| table.next_chunk(window.base(), end)) else { return Ok(()) };
+    match window.lease(first.address.max(window.base()), 1, Deadline::after(PATIENCE)) {
+        // It died meanwhile, which is no word on the route: whoever uses it will be told.
+        Err(error) if !matches!(error.kind, CacheErrorKind::NoChunk | CacheErrorKind::KeptChanging) => Err(error),
+        _ => Ok(()),
+    }
 }
 
 pub(crate) const fn looks_like_alias(handle: u64) -> bool {
