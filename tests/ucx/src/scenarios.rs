@@ -41,6 +41,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     now("matrix/pool-freed", "what is freed fails, comes back on both sides, and its place is good for what comes after it", pools::freed),
     now("matrix/pool-freed-hooks", "the same where UCM reports the free", pools::freed_with_hooks),
     now("matrix/pool-two-devices", "two devices of a process use a peer's pool, in whichever order they come to it", pools::two_devices),
+    now("matrix/pool-reloc", "UCM's relocating hooks cost the lane of a pool, and nothing else", pools::relocating_hooks),
     now("matrix/pool-explained", "keys of pools are counted in the report at exit", pools::explained),
     now("matrix/pool-reused-place", "an old key never reaches what the driver has put in the place of its memory", pools::reused_place),
     now(

@@ -303,11 +303,24 @@ pub(super) fn explained(world: &mut World) -> Outcome {
         let remote = b.open(&a, &shared)?;
         b.read(&remote, 0, buffer, 4 * MI, 1, 0)?;
     }
-    let (a, b) = (a.exit()?, b.exit()?);
+    // The importer first: it lets go of what was a dead peer's.
+    let (b, a) = (b.exit()?, a.exit()?);
     for (said, wanted) in
         [(&a, "exported: 2 keys; 2 chunks of 8388608 bytes"), (&b, "imported: 2 keys; 2 chunks of 8388608 bytes"), (&b, "refused: nothing")]
     {
         expect(said.contains(wanted), &format!("no `{wanted}` in: {said}"))?;
     }
     Ok(())
+}
+
+/// Hooks that lead UCX's frees past the library: no address of the library's may come to the driver by them.
+pub(super) fn relocating_hooks(world: &mut World) -> Outcome {
+    world.set("UCX_MEM_CUDA_HOOK_MODE", "reloc");
+    let (mut a, mut b) = world.pair(Setup::preload().hooks(), Setup::preload().hooks())?;
+    let buffer = b.buffer(4 * MI)?;
+    let (base, _) = a.pool(4 * MI, POSIX_FD)?;
+    both_ways(&mut a, &mut b, (base, 4 * MI), buffer, false)?;
+    expect(b.calls("cuMemPoolImportPointer")? == 0, "something was imported")?;
+    a.is_clean()?;
+    b.is_clean()
 }
