@@ -8,6 +8,7 @@
 //! - `slot.rs`: the lock-free state behind a hit; `flight.rs`: who may change it.
 //! - [`IntervalIndex`] (`index.rs`): windows by address.
 //! - [`CacheStats`] (`stats.rs`), [`CacheError`] (`error.rs`).
+//! - [`Environment`] (`environment.rs`): the variables that libraries on top take settings from.
 //!
 //! A lease is of the memory that the exporter has *now*: before each use it is compared, at the cost of one load, whether anything of the exporter's has
 //! died since the chunk was last checked. No lock, system call, driver call or allocation stands on that path.
@@ -16,6 +17,7 @@
 
 mod cache;
 mod drain;
+mod environment;
 mod error;
 pub mod flight;
 mod index;
@@ -28,6 +30,7 @@ mod window;
 
 pub use cache::{Cache, CacheOptions, PeerWindows};
 pub use drain::Drain;
+pub use environment::{Environment, WrongVariable};
 pub use error::{CacheError, CacheErrorKind};
 pub use index::IntervalIndex;
 pub use lease::{Lease, LeaseParts};

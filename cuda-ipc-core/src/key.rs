@@ -72,11 +72,15 @@ pub enum KeyKind {
         /// Slot of the allocation's entry in the export table.
         slot: u32,
     },
+    /// A memory pool itself, for carriers that name pool and allocation apart: it leads to the exporter and names no memory. Its base is the exporter's number
+    /// of the pool, the same for all allocations of it, and its length is 1.
+    Pool,
 }
 
 impl KeyKind {
     const RESERVATION: u8 = 1;
     const POOL_ALLOCATION: u8 = 2;
+    const POOL: u8 = 3;
 }
 
 /// A decoded key.
@@ -192,6 +196,7 @@ impl Key {
         let (kind, detail) = match self.kind {
             KeyKind::Reservation => (KeyKind::RESERVATION, 0),
             KeyKind::PoolAllocation { slot } => (KeyKind::POOL_ALLOCATION, u64::from(slot)),
+            KeyKind::Pool => (KeyKind::POOL, 0),
         };
         let mut wire = Wire {
             magic: KEY_MAGIC,
@@ -243,7 +248,8 @@ impl Key {
         let kind = match wire.kind {
             KeyKind::RESERVATION if detail == 0 => KeyKind::Reservation,
             KeyKind::POOL_ALLOCATION => KeyKind::PoolAllocation { slot: u32::try_from(detail).map_err(|_| KeyError::Detail(detail))? },
-            KeyKind::RESERVATION => return Err(KeyError::Detail(detail)),
+            KeyKind::POOL if detail == 0 => KeyKind::Pool,
+            KeyKind::RESERVATION | KeyKind::POOL => return Err(KeyError::Detail(detail)),
             other => return Err(KeyError::Kind(other)),
         };
         let (pid, table_fd) = (wire.pid.get(), wire.table_fd.get());
@@ -258,7 +264,7 @@ impl Key {
             return Err(KeyError::Nonce);
         }
         let (base, len) = (wire.base.get(), wire.len.get());
-        if len == 0 || base.checked_add(len).is_none() {
+        if len == 0 || base.checked_add(len).is_none() || (kind == KeyKind::Pool && len != 1) {
             return Err(KeyError::Range { base, len });
         }
         Ok(Self {

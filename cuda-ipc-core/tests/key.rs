@@ -29,8 +29,14 @@ const POOL_ALLOCATION: Key = Key {
     len: 0x1200,
 };
 
-fn golden() -> [(Key, Vec<u8>); 2] {
-    [(RESERVATION, hex(include_str!("golden/key_reservation.hex"))), (POOL_ALLOCATION, hex(include_str!("golden/key_pool_allocation.hex")))]
+const POOL: Key = Key { kind: KeyKind::Pool, base: 0x55d0_c0ff_ee10, len: 1, ..RESERVATION };
+
+fn golden() -> [(Key, Vec<u8>); 3] {
+    [
+        (RESERVATION, hex(include_str!("golden/key_reservation.hex"))),
+        (POOL_ALLOCATION, hex(include_str!("golden/key_pool_allocation.hex"))),
+        (POOL, hex(include_str!("golden/key_pool.hex"))),
+    ]
 }
 
 #[test]
@@ -78,7 +84,7 @@ fn each_wrong_field_has_its_name() {
         (4, &[0], KeyError::Version(0)),
         (4, &[2], KeyError::Version(2)),
         (5, &[0], KeyError::Kind(0)),
-        (5, &[3], KeyError::Kind(3)),
+        (5, &[4], KeyError::Kind(4)),
         (6, &[0, 0x80], KeyError::Flags(0x8000)),
         (8, &[0; 4], KeyError::Pid(0)),
         (8, &[0, 0, 0, 0x80], KeyError::Pid(0x8000_0000)),
@@ -100,6 +106,12 @@ fn each_wrong_field_has_its_name() {
     bytes[56] = 1;
     reseal(&mut bytes);
     assert_eq!(Key::decode(&bytes), Err(KeyError::Detail(0x1_fedc_ba98)), "a slot has 32 bits");
+    for (offset, field, error) in [(44, 2, range(POOL.base, 2)), (52, 1, KeyError::Detail(1))] {
+        let mut bytes = POOL.encode();
+        bytes[offset] = field;
+        reseal(&mut bytes);
+        assert_eq!(Key::decode(&bytes), Err(error), "a pool names no memory, offset {offset}");
+    }
 }
 
 #[test]
@@ -122,7 +134,7 @@ fn any_alignment_and_exactly_64_bytes() {
 }
 
 fn any_key() -> impl Strategy<Value = Key> {
-    let kind = prop_oneof![Just(KeyKind::Reservation), any::<u32>().prop_map(|slot| KeyKind::PoolAllocation { slot })];
+    let kind = prop_oneof![Just(KeyKind::Reservation), Just(KeyKind::Pool), any::<u32>().prop_map(|slot| KeyKind::PoolAllocation { slot })];
     let ids = (1..=0x7fff_ffff_u32, 0..=0x7fff_ffff_u32, 1..=u64::MAX, any::<u32>(), any::<u64>());
     let range = any::<u64>().prop_flat_map(|base| (Just(base.min(u64::MAX - 1)), 1..=u64::MAX - base.min(u64::MAX - 1)));
     (kind, ids, range).prop_map(|(kind, (pid, table_fd, nonce, pid_namespace, host), (base, len))| Key {
@@ -133,7 +145,7 @@ fn any_key() -> impl Strategy<Value = Key> {
         pid_namespace,
         host: HostId(host),
         base,
-        len,
+        len: if kind == KeyKind::Pool { 1 } else { len },
     })
 }
 

@@ -3,10 +3,10 @@
 use core::ffi::{c_char, c_void};
 use core::time::Duration;
 use std::ffi::OsString;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
-use cuda_ipc_cache::CacheOptions;
+use cuda_ipc_cache::{CacheOptions, Environment, WrongVariable};
 use cuda_ipc_core::exporter::ExporterOptions;
 use cuda_ipc_core::importer::{ConnectOptions, Route};
 
@@ -105,44 +105,44 @@ impl Settings {
     ///
     /// Errors: `CUDA_IPC_ERR_ARGUMENT` names the field, `CUDA_IPC_ERR_ENVIRONMENT` the variable, whose value is not taken.
     pub(crate) fn new(config: &cuda_ipc_config_t, pointed: Pointed, env: impl Fn(&str) -> Option<OsString>) -> Result<Self, Failure> {
-        let variable = |name: &'static str| Variable { name, value: env(name).filter(|value| !value.is_empty()) };
-        let said = variable("CUDA_IPC_LOG");
-        let asked = said.value.is_some();
+        let env = Environment::new(env);
+        let asked = env.value("CUDA_IPC_LOG").is_some();
         let level = match config.log_level {
-            0 => said.word(&[
-                ("off", log::CUDA_IPC_LOG_OFF),
-                ("error", log::CUDA_IPC_LOG_ERROR),
-                ("warn", log::CUDA_IPC_LOG_WARN),
-                ("info", log::CUDA_IPC_LOG_INFO),
-                ("debug", log::CUDA_IPC_LOG_DEBUG),
-            ])?,
+            0 => env.word(
+                "CUDA_IPC_LOG",
+                &[
+                    ("off", log::CUDA_IPC_LOG_OFF),
+                    ("error", log::CUDA_IPC_LOG_ERROR),
+                    ("warn", log::CUDA_IPC_LOG_WARN),
+                    ("info", log::CUDA_IPC_LOG_INFO),
+                    ("debug", log::CUDA_IPC_LOG_DEBUG),
+                ],
+            )?,
             level @ log::CUDA_IPC_LOG_OFF..=log::CUDA_IPC_LOG_DEBUG => Some(level),
             _ => return Err(argument("log_level")),
         };
         let route = match config.route {
-            0 => variable("CUDA_IPC_ROUTE").word(&[("auto", Route::Auto), ("pidfd", Route::Pidfd), ("broker", Route::Broker)])?,
+            0 => env.route()?,
             CUDA_IPC_ROUTE_AUTO => Some(Route::Auto),
             CUDA_IPC_ROUTE_PIDFD => Some(Route::Pidfd),
             CUDA_IPC_ROUTE_BROKER => Some(Route::Broker),
             _ => return Err(argument("route")),
         };
         let eager = match config.map {
-            0 => variable("CUDA_IPC_MAP").word(&[("eager", true), ("lazy", false)])?,
+            0 => env.eager()?,
             CUDA_IPC_MAP_EAGER => Some(true),
             CUDA_IPC_MAP_LAZY => Some(false),
             _ => return Err(argument("map")),
         };
-        const YES_NO: &[(&str, bool)] =
-            &[("y", true), ("yes", true), ("on", true), ("1", true), ("n", false), ("no", false), ("off", false), ("0", false)];
-        let broker = switch(config.broker, "broker")?.map_or_else(|| variable("CUDA_IPC_BROKER").word(YES_NO), |on| Ok(Some(on)))?;
-        let ptracer = switch(config.ptracer, "ptracer")?
-            .map_or_else(|| variable("CUDA_IPC_PTRACER").word(&[("any", true), ("none", false)]), |on| Ok(Some(on)))?;
+        let broker = switch(config.broker, "broker")?.map_or_else(|| env.broker(), |on| Ok(Some(on)))?;
+        let ptracer = switch(config.ptracer, "ptracer")?.map_or_else(|| env.ptracer(), |on| Ok(Some(on)))?;
         let socket_dir = match pointed.socket_dir {
             Some(path) if path.is_empty() => return Err(argument("socket_dir")),
             Some(path) => Some(PathBuf::from(OsString::from_vec(path))),
-            None => variable("CUDA_IPC_SOCKET_DIR").value.map(PathBuf::from),
+            None => env.socket_dir(),
         };
-        let number = |field: u64, name| if field == 0 { variable(name).number() } else { Ok(Some(field)) };
+        let max_windows = if config.cache_max_windows == 0 { env.max_windows()? } else { Some(config.cache_max_windows) };
+        let max_mapped_bytes = if config.cache_max_size == 0 { env.max_mapped_bytes()? } else { Some(config.cache_max_size) };
 
         let mut exporter = ExporterOptions::default();
         match config.exporter_sweep_ms {
@@ -156,8 +156,8 @@ impl Settings {
         exporter.allowed_uids.clone_from(&pointed.allowed_uids);
 
         let mut cache = CacheOptions::default();
-        set(&mut cache.max_windows, number(config.cache_max_windows, "CUDA_IPC_CACHE_MAX_WINDOWS")?);
-        set(&mut cache.max_mapped_bytes, number(config.cache_max_size, "CUDA_IPC_CACHE_MAX_SIZE")?);
+        set(&mut cache.max_windows, max_windows);
+        set(&mut cache.max_mapped_bytes, max_mapped_bytes);
         set(&mut cache.max_address_space, (config.cache_max_address_space != 0).then_some(config.cache_max_address_space));
         set(&mut cache.sweep, switch(config.importer_sweeps, "importer_sweeps")?);
         set(&mut cache.keep_idle, switch(config.keep_idle, "keep_idle")?);
@@ -197,40 +197,9 @@ const fn argument(field: &'static str) -> Failure {
     Failure::about(CUDA_IPC_ERR_ARGUMENT, field)
 }
 
-/// An environment variable; an empty one counts as not set.
-struct Variable {
-    name: &'static str,
-    value: Option<OsString>,
-}
-
-impl Variable {
-    fn wrong(&self) -> Failure {
-        Failure::about(CUDA_IPC_ERR_ENVIRONMENT, self.name)
-    }
-
-    fn word<T: Copy>(self, words: &[(&str, T)]) -> Result<Option<T>, Failure> {
-        let Some(value) = &self.value else { return Ok(None) };
-        let found = words.iter().find(|(word, _)| value.as_bytes().eq_ignore_ascii_case(word.as_bytes()));
-        found.map(|(_, meaning)| Some(*meaning)).ok_or_else(|| self.wrong())
-    }
-
-    /// A number other than 0, which may end with k, m, g or t; or `inf`.
-    fn number(self) -> Result<Option<u64>, Failure> {
-        let Some(value) = &self.value else { return Ok(None) };
-        let text = value.to_str().map(str::to_ascii_lowercase).ok_or_else(|| self.wrong())?;
-        if text == "inf" {
-            return Ok(Some(u64::MAX));
-        }
-        let text = text.strip_suffix('b').unwrap_or(&text);
-        let (digits, shift) = match text.char_indices().next_back() {
-            Some((at, 'k')) => (text.get(..at), 10),
-            Some((at, 'm')) => (text.get(..at), 20),
-            Some((at, 'g')) => (text.get(..at), 30),
-            Some((at, 't')) => (text.get(..at), 40),
-            _ => (Some(text), 0),
-        };
-        let number = digits.and_then(|digits| digits.parse::<u64>().ok()).and_then(|number| number.checked_mul(1 << shift));
-        number.filter(|&number| number != 0).map(Some).ok_or_else(|| self.wrong())
+impl From<WrongVariable> for Failure {
+    fn from(wrong: WrongVariable) -> Self {
+        Self::about(CUDA_IPC_ERR_ENVIRONMENT, wrong.name)
     }
 }
 
@@ -338,13 +307,5 @@ mod tests {
             let failure = decide(&config, &[]).expect_err(field);
             assert_eq!((failure.status, failure.to_string().starts_with(field)), (CUDA_IPC_ERR_ARGUMENT, true), "{field}");
         }
-    }
-
-    #[test]
-    fn sizes_are_read() {
-        let size = |text: &str| Variable { name: "X", value: Some(text.into()) }.number().ok().flatten();
-        assert_eq!(size("17"), Some(17));
-        assert_eq!((size("2k"), size("2M"), size("2gb"), size("2T")), (Some(2 << 10), Some(2 << 20), Some(2 << 30), Some(2 << 40)));
-        assert_eq!((size("inf"), size("1.5g"), size(" 1")), (Some(u64::MAX), None, None));
     }
 }

@@ -4,23 +4,46 @@
 //! the FABRIC bit, and the key. cuda_copy asks for the range too, to register it with every memory domain; it must get the driver's own chunk, since a
 //! reservation has holes. It is told by asking for the allocation's properties just before.
 //!
+//! Memory of a POSIX_FD pool is an allocation to cuda_ipc already. It gets the FABRIC bit, an id of this process life, a key for its pool, and its own key where
+//! cuda_ipc asks for the pointer's export data.
+//!
 //! Base and id of a reservation stay together for its life. Id and export are ours only if this thread's last range was the reservation of the same
 //! address; a wrong guess costs the lane, never bytes.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use cuda_ipc_core::exporter::{Exporter, ExporterOptions, ExporterStats};
+use cuda_ipc_core::exporter::{Exporter, ExporterStats};
 use cuda_ipc_core::key::{Key, KeyKind};
 use cuda_ipc_core::reason::{Cause, NoIpc};
 use cuda_ipc_core::sys::driver::{Cuda, PointerFacts};
 
 use crate::notes::{RangeNote, notes};
+use crate::settings::settings;
 use crate::{report, ucm};
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR` and `CU_MEM_HANDLE_TYPE_FABRIC`.
 const POSIX_FD: u64 = 1;
 pub(crate) const FABRIC: u64 = 8;
+
+/// What memory is towards cuda_ipc, where that is not what the driver says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Seen {
+    /// All of its reservation.
+    Reservation {
+        /// First address.
+        base: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// An allocation as the driver says, which is to be a fabric pool's.
+    Pooled {
+        /// The driver's number of the pool.
+        pool: u64,
+        /// The driver's buffer id.
+        buffer_id: u64,
+    },
+}
 
 /// The exporter and what it has published for UCX.
 pub(crate) struct Exporting {
@@ -37,11 +60,17 @@ impl Exporting {
         Self { cuda, exporter: OnceLock::new(), runs: Mutex::new((0, BTreeMap::new())), wanted: Mutex::new(BTreeMap::new()) }
     }
 
-    /// The reservation that stands for `address` towards cuda_ipc; `None` if the driver's own answer is right.
-    pub(crate) fn reservation(&self, address: u64) -> Option<(u64, u64)> {
-        let facts = self.shareable(address)?;
-        notes(|notes| notes.range.set(Some(RangeNote { address, base: facts.range_start, len: facts.range_len })));
-        Some((facts.range_start, facts.range_len))
+    /// What `address` is towards cuda_ipc.
+    pub(crate) fn look(&self, address: u64) -> Option<Seen> {
+        let facts = self.facts(address)?;
+        if let Some(pool) = facts.pool {
+            return Some(Seen::Pooled { pool: pool.number(), buffer_id: facts.buffer_id });
+        }
+        if facts.mapping_len == 0 || facts.range_len == 0 {
+            return None;
+        }
+        notes(|notes| notes.range.set(Some(RangeNote { address, base: facts.range_start, len: facts.range_len, pool: None })));
+        Some(Seen::Reservation { base: facts.range_start, len: facts.range_len })
     }
 
     /// The synthetic buffer id of the reservation around `address`, if the range was asked for just before.
@@ -49,7 +78,9 @@ impl Exporting {
         let note = notes(|notes| notes.range.get()).filter(|note| note.address == address)?;
         let nonce = self.exporter()?.nonce().0;
         // Any mix will do: two reservations of one process must differ, and two lives of a process.
-        let mixed = [note.base, note.len].iter().fold(nonce, |mix, word| (mix ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29));
+        // An allocation's is the driver's, which another allocation at its address does not have.
+        let words = note.pool.map_or([note.base, note.len], |(_, buffer_id)| [buffer_id, 0]);
+        let mixed = words.iter().fold(nonce, |mix, word| (mix ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29));
         Some(mixed | 1 << 63)
     }
 
@@ -58,15 +89,34 @@ impl Exporting {
         let Some(note) = notes(|notes| notes.range.get()).filter(|note| note.base <= address && address - note.base < note.len) else {
             return Ok(None);
         };
+        if note.pool.is_some() {
+            return Ok(None);
+        }
         let Some(exporter) = self.exporter() else { return Ok(None) };
         ucm::wait_until_asked();
         self.publish(exporter, note.base, note.len, address).map(Some)
     }
 
+    /// The keys for a pool and for the allocation of it that this thread has asked the range of, which is published.
+    pub(crate) fn export_pooled(&self, pool: u64) -> Result<Option<(Key, Key)>, NoIpc> {
+        let Some(note) = notes(|notes| notes.range.get()).filter(|note| note.pool.is_some_and(|(number, _)| number == pool)) else {
+            return Ok(None);
+        };
+        let Some(exporter) = self.exporter() else { return Ok(None) };
+        let export = exporter.export(note.base, 1)?;
+        // cuda_ipc counts offsets from the base that it was told.
+        let same = |key: &Key| matches!(key.kind, KeyKind::PoolAllocation { .. }) && (key.base, key.len) == (note.base, note.len);
+        let allocation = export.key().filter(same).ok_or(NoIpc { cause: Cause::KeptChanging, address: note.base })?;
+        // As with chunks: published until its memory goes.
+        core::mem::forget(export);
+        Ok(Some((Key { kind: KeyKind::Pool, base: pool, len: 1, ..allocation }, allocation)))
+    }
+
     /// A key of this reservation is being packed once more. UCX exports a reservation once for all registrations that begin in one chunk, so what has been
     /// mapped behind them since is published now.
     pub(crate) fn packed(&self, key: &Key) {
-        let Some(Some(exporter)) = self.exporter.get() else { return };
+        // An allocation does not grow.
+        let Some(Some(exporter)) = self.exporter.get().filter(|_| key.kind == KeyKind::Reservation) else { return };
         let starts = |ranges: &BTreeMap<u64, u64>| ranges.range(key.base..key.base + key.len).map(|(&start, _)| start).collect();
         let mut places: Vec<u64> = starts(&self.known_runs(exporter).1);
         if places.is_empty() {
@@ -154,7 +204,7 @@ impl Exporting {
     fn exporter(&self) -> Option<&Exporter> {
         self.exporter
             .get_or_init(|| {
-                Exporter::new(self.cuda, ExporterOptions::default())
+                Exporter::new(self.cuda, settings().exporter.clone())
                     .inspect_err(|error| report::warn(report::Cause::NoTable, &format_args!("no export table: {error}")))
                     .ok()
             })
@@ -163,13 +213,14 @@ impl Exporting {
 
     /// The driver's word on `address`, if it is VMM memory with a POSIX fd and without a usable fabric handle.
     fn shareable(&self, address: u64) -> Option<PointerFacts> {
+        self.facts(address).filter(|facts| facts.pool.is_none() && facts.mapping_len != 0 && facts.range_len != 0)
+    }
+
+    /// As [`Exporting::shareable`], also for memory of pools.
+    fn facts(&self, address: u64) -> Option<PointerFacts> {
         let facts = self.cuda.pointer_facts(address).ok()?;
-        let ours = facts.handle_types & POSIX_FD != 0
-            && facts.handle_types & FABRIC == 0
-            && !facts.legacy
-            && facts.pool.is_none()
-            && !facts.managed;
-        (ours && facts.mapping_len != 0 && facts.range_len != 0).then_some(facts)
+        let ours = facts.handle_types & POSIX_FD != 0 && facts.handle_types & FABRIC == 0 && !facts.legacy && !facts.managed;
+        ours.then_some(facts)
     }
 }
 

@@ -21,11 +21,11 @@ use cuda_driver_sys::*;
 use cuda_ipc_core::importer::Witness;
 use cuda_ipc_core::key::{KEY_LEN, Key};
 
-use crate::exporting::FABRIC;
+use crate::copy_handlers::*;
+use crate::exporting::{FABRIC, Seen};
 use crate::names::{COUNT, Name};
-use crate::notes::notes;
-use crate::parts::in_parts;
-use crate::route::real;
+use crate::notes::{RangeNote, notes};
+use crate::pool_handlers::*;
 use crate::state::{State, state};
 use crate::uuid;
 use crate::{bypass, explain, report};
@@ -51,7 +51,8 @@ macro_rules! handlers {
 handlers! {
     cuMemGetAddressRange_v2 cuPointerGetAttribute cuPointerGetAttributes cuMemRetainAllocationHandle cuMemGetAllocationPropertiesFromHandle
     cuMemExportToShareableHandle cuMemImportFromShareableHandle cuMemRelease cuMemAddressReserve cuMemAddressFree cuMemMap cuMemSetAccess
-    cuMemUnmap cuDeviceGetUuid cuDeviceGetUuid_v2 cuStreamDestroy_v2 cuMemcpyDtoDAsync_v2
+    cuMemUnmap cuMemFree_v2 cuMemFreeAsync cuMemPoolExportToShareableHandle cuMemPoolExportPointer cuMemPoolImportFromShareableHandle
+    cuMemPoolImportPointer cuMemPoolSetAccess cuMemPoolDestroy cuDeviceGetUuid cuDeviceGetUuid_v2 cuStreamDestroy_v2 cuMemcpyDtoDAsync_v2
     cuMemcpyAsync cuMemcpyBatchAsync cuMemcpyBatchAsync_v2
 }
 
@@ -59,7 +60,7 @@ handlers! {
 macro_rules! real {
     ($name:ident: $pfn:ty, $($argument:expr),*) => {{
         // SAFETY: the address is the driver's function of this name, whose signature is the typedef's.
-        let function = unsafe { <$pfn as Nullable>::from_address(real(Name::$name)) };
+        let function = unsafe { <$pfn as Nullable>::from_address(crate::route::real(crate::names::Name::$name)) };
         match function {
             // SAFETY: the caller's own arguments.
             Some(function) => unsafe { function($($argument),*) },
@@ -67,14 +68,15 @@ macro_rules! real {
         }
     }};
 }
+pub(crate) use real;
 
 /// What our side has to say; `None` if nothing, or if it panicked.
-fn ours<T>(answer: impl FnOnce(&'static State) -> Option<T>) -> Option<T> {
+pub(crate) fn ours<T>(answer: impl FnOnce(&'static State) -> Option<T>) -> Option<T> {
     catch_unwind(AssertUnwindSafe(|| state().and_then(answer))).ok().flatten()
 }
 
 /// Clears the mark that cuda_copy leaves: any call but the two that it makes ends it.
-fn not_cuda_copy() {
+pub(crate) fn not_cuda_copy() {
     notes(|notes| notes.properties.set(None));
 }
 
@@ -83,9 +85,21 @@ unsafe extern "C" fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, size: *mut 
         notes.range.set(None);
         notes.properties.take() == Some(address)
     });
-    let reservation = if for_cuda_copy { None } else { ours(|state| state.exporting.reservation(address)) };
-    let Some((start, len)) = reservation else {
-        return real!(cuMemGetAddressRange_v2: PFN_cuMemGetAddressRange_v3020, base, size, address);
+    let seen = if for_cuda_copy { None } else { ours(|state| state.exporting.look(address)) };
+    let Some(Seen::Reservation { base: start, len }) = seen else {
+        let result = real!(cuMemGetAddressRange_v2: PFN_cuMemGetAddressRange_v3020, base, size, address);
+        if let Some(Seen::Pooled { pool, buffer_id }) = seen
+            && result == CUresult::CUDA_SUCCESS
+            && !base.is_null()
+            && !size.is_null()
+        {
+            // SAFETY: not null, so an output of the caller's that the driver has just written.
+            let base = unsafe { *base };
+            // SAFETY: as above.
+            let len = unsafe { *size } as u64;
+            notes(|notes| notes.range.set(Some(RangeNote { address, base, len, pool: Some((pool, buffer_id)) })));
+        }
+        return result;
     };
     if !base.is_null() {
         // SAFETY: not null, so an output of the caller's.
@@ -328,101 +342,14 @@ unsafe extern "C" fn cuStreamDestroy_v2(stream: CUstream) -> CUresult {
     real!(cuStreamDestroy_v2: PFN_cuStreamDestroy_v4000, stream)
 }
 
-unsafe extern "C" fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream) -> CUresult {
-    not_cuda_copy();
-    let part = |at, len| real!(cuMemcpyDtoDAsync_v2: PFN_cuMemcpyDtoDAsync_v3020, to.wrapping_add(at as u64), from.wrapping_add(at as u64), len, stream);
-    let copy = |chunks| in_parts(len, chunks, part);
-    leased([(to, len as u64), (from, len as u64)].into_iter(), stream, copy)
-}
-
-unsafe extern "C" fn cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream) -> CUresult {
-    not_cuda_copy();
-    let part =
-        |at, len| real!(cuMemcpyAsync: PFN_cuMemcpyAsync_v4000, to.wrapping_add(at as u64), from.wrapping_add(at as u64), len, stream);
-    let copy = |chunks| in_parts(len, chunks, part);
-    leased([(to, len as u64), (from, len as u64)].into_iter(), stream, copy)
-}
-
-unsafe extern "C" fn cuMemcpyBatchAsync(
-    to: *mut CUdeviceptr,
-    from: *mut CUdeviceptr,
-    sizes: *mut usize,
-    count: usize,
-    attributes: *mut CUmemcpyAttributes_v1,
-    attribute_indices: *mut usize,
-    attribute_count: usize,
-    fail_index: *mut usize,
-    stream: CUstream,
-) -> CUresult {
-    not_cuda_copy();
-    let copy = |_| {
-        real!(cuMemcpyBatchAsync: PFN_cuMemcpyBatchAsync_v12080, to, from, sizes, count, attributes, attribute_indices, attribute_count,
-            fail_index, stream)
-    };
-    // SAFETY: the caller passes `count` addresses and sizes.
-    let ranges = unsafe { batch(to, from, sizes, count) };
-    leased(ranges, stream, copy)
-}
-
-unsafe extern "C" fn cuMemcpyBatchAsync_v2(
-    to: *mut CUdeviceptr,
-    from: *mut CUdeviceptr,
-    sizes: *mut usize,
-    count: usize,
-    attributes: *mut CUmemcpyAttributes_v1,
-    attribute_indices: *mut usize,
-    attribute_count: usize,
-    stream: CUstream,
-) -> CUresult {
-    not_cuda_copy();
-    let copy = |_| {
-        real!(cuMemcpyBatchAsync_v2: PFN_cuMemcpyBatchAsync_v13000, to, from, sizes, count, attributes, attribute_indices, attribute_count,
-            stream)
-    };
-    // SAFETY: the caller passes `count` addresses and sizes.
-    let ranges = unsafe { batch(to, from, sizes, count) };
-    leased(ranges, stream, copy)
-}
-
-/// The ranges that a batch of copies touches.
-///
-/// # Safety
-/// Each of the three pointers is to `count` values that stay for as long as the iterator is used, or is null.
-unsafe fn batch<'a>(
-    to: *const CUdeviceptr,
-    from: *const CUdeviceptr,
-    sizes: *const usize,
-    count: usize,
-) -> impl Iterator<Item = (u64, u64)> + 'a {
-    // SAFETY: by the function's contract.
-    let to = unsafe { values(to, count) };
-    // SAFETY: as above.
-    let from = unsafe { values(from, count) };
-    // SAFETY: as above.
-    let sizes = unsafe { values(sizes, count) };
-    to.iter().zip(from).zip(sizes).flat_map(|((&to, &from), &size)| [(to, size as u64), (from, size as u64)])
-}
-
 /// The values of a caller's array; none if there is no array.
 ///
 /// # Safety
 /// `array` is to `count` values that stay for `'a`, or is null.
-unsafe fn values<'a, T>(array: *const T, count: usize) -> &'a [T] {
+pub(crate) unsafe fn values<'a, T>(array: *const T, count: usize) -> &'a [T] {
     if array.is_null() || count == 0 {
         return &[];
     }
     // SAFETY: by the function's contract.
     unsafe { core::slice::from_raw_parts(array, count) }
-}
-
-/// Makes a copy with those of its ranges leased that are in windows, of which it is told how many chunks they touch; an error if one of them is dead.
-fn leased(ranges: impl Iterator<Item = (u64, u64)>, stream: CUstream, copy: impl Fn(u32) -> CUresult) -> CUresult {
-    match ours(|state| state.importing.copy(ranges, stream.into(), &copy)) {
-        Some(Ok(result)) => result,
-        Some(Err(error)) => {
-            report::warn(report::Cause::DeadRange, &format_args!("a copy was refused: {error}"));
-            CUresult::CUDA_ERROR_INVALID_VALUE
-        }
-        None => copy(0),
-    }
 }

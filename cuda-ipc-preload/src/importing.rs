@@ -2,7 +2,7 @@
 //!
 //! UCX imports, reserves, maps, sets access, and later unmaps and frees, for each region of its own cache. For a key of ours these are counted aliases of one
 //! window: they make no driver call, and UCX's habit of unmapping a region that is in use cannot hurt. What is mapped in the window is the exporter's table's
-//! business; every copy leases its range.
+//! business; every copy leases its range. Memory of pools is opened in other calls, and `pooled.rs` has what is different about it.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
@@ -10,13 +10,15 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_driver_sys::CUresult;
-use cuda_ipc_cache::{Cache, CacheError, CacheOptions, CacheStats, Hold, IntervalIndex, Lease, Window};
+use cuda_ipc_cache::{Cache, CacheError, CacheErrorKind, CacheStats, Hold, IntervalIndex, Lease, Window};
 use cuda_ipc_core::importer::Deadline;
 use cuda_ipc_core::key::Key;
 use cuda_ipc_core::sys::driver::{Cuda, Stream};
 
 use crate::explain;
 use crate::notes::notes;
+use crate::pooled::{PoolError, Pooled, Stand};
+use crate::settings::settings;
 use crate::streams::Streams;
 
 /// Marks handles of ours: no driver of today gives such numbers, which are no addresses either.
@@ -26,7 +28,7 @@ const ALIAS_MASK: u64 = 0xffff_0000_0000_0000;
 /// How long UCX's locks are held for mapping at import; the rest is mapped by the copies that use it.
 const AT_IMPORT: Duration = Duration::from_millis(50);
 /// How long an import or a copy may take before it is an error.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// See the module's documentation.
 pub(crate) struct Importing {
@@ -35,6 +37,7 @@ pub(crate) struct Importing {
     aliases: Mutex<Aliases>,
     /// Windows by their addresses here, for copies.
     by_local: IntervalIndex<Window>,
+    pooled: Pooled,
     next_alias: AtomicU64,
     streams: Arc<Streams>,
 }
@@ -53,6 +56,21 @@ struct Reserved {
     count: u64,
 }
 
+/// Where a range of a copy is that UCX has another address of: the range's number, and its address.
+pub(crate) type Moved = (usize, u64);
+/// Makes a copy that touches so many chunks, with what has moved.
+pub(crate) type Copying<'a> = dyn Fn(u32, &[Moved]) -> CUresult + 'a;
+
+/// A range of a copy that is an exporter's.
+struct Found {
+    window: Arc<Window>,
+    /// The exporter's address.
+    remote: u64,
+    len: u64,
+    /// Of a pool's memory: the range's number, and what stands for it.
+    stand: Option<(usize, Arc<Stand>)>,
+}
+
 impl Importing {
     pub(crate) fn new(cuda: Cuda) -> Self {
         Self {
@@ -60,6 +78,7 @@ impl Importing {
             cache: Mutex::default(),
             aliases: Mutex::default(),
             by_local: IntervalIndex::default(),
+            pooled: Pooled::new(cuda),
             next_alias: AtomicU64::new(1),
             streams: Arc::new(Streams::new(cuda)),
         }
@@ -70,8 +89,12 @@ impl Importing {
         let device = self.cuda.current_device().unwrap_or(0);
         let window = self.cache().window(key, device, true, Deadline::after(PATIENCE))?;
         // Until the first chunk is mapped nothing has shown that the route works; pointers may be handed to kernels, so the rest is mapped too.
-        window.map_all(window.base(), Deadline::after(AT_IMPORT))?;
-        let alias = ALIAS | (self.next_alias.fetch_add(1, Ordering::Relaxed) & !ALIAS_MASK);
+        if settings().eager {
+            window.map_all(window.base(), Deadline::after(AT_IMPORT))?;
+        } else {
+            prove_route(&window)?;
+        }
+        let alias = self.new_alias();
         self.lock().handles.insert(alias, *key);
         notes(|notes| notes.imported.set(Some((alias, *key))));
         Ok(alias)
@@ -133,44 +156,91 @@ impl Importing {
         }
     }
 
-    /// Runs `copy` with those of `ranges` (address and length) leased that are in windows; `None` if none is, and then nothing was run.
+    /// What this side has of pools.
+    pub(crate) const fn pooled(&self) -> &Pooled {
+        &self.pooled
+    }
+
+    /// Takes a pool that UCX imports, and returns an alias for it. `None` if the key is not of a pool.
+    pub(crate) fn import_pool(&self, key: &Key) -> Option<u64> {
+        let alias = self.new_alias();
+        self.pooled.import(key, alias).then_some(alias)
+    }
+
+    /// Imports an allocation of an imported pool and returns the address that stands for it. Whether this is another import, see [`Pooled::point`].
+    pub(crate) fn import_pointer(&self, pool: u64, key: &Key) -> Result<(u64, bool), PoolError> {
+        let devices = self.pooled.devices(pool, key)?;
+        let device = self.cuda.current_device().ok().or_else(|| devices.first().copied()).unwrap_or(0);
+        let window = self.cache().window(key, device, true, Deadline::after(PATIENCE))?;
+        for &device in &devices {
+            window.add_device(device, Deadline::after(PATIENCE))?;
+        }
+        // Nothing else shows that the route works.
+        window.map_all(window.base(), Deadline::after(AT_IMPORT))?;
+        self.pooled.point(pool, key, &window)
+    }
+
+    fn new_alias(&self) -> u64 {
+        ALIAS | (self.next_alias.fetch_add(1, Ordering::Relaxed) & !ALIAS_MASK)
+    }
+
+    /// Runs `copy` with those of `ranges` (address and length) leased that are the exporter's; `None` if none is, and then nothing was run.
     ///
-    /// `copy` is told how many chunks are leased. All or nothing: if one range is dead, nothing is copied.
+    /// `copy` is told how many chunks are leased, and where those ranges are that UCX has another address of: their numbers, in order, and their addresses. All
+    /// or nothing: if one range is dead, nothing is copied.
     pub(crate) fn copy(
         &self,
         ranges: impl Iterator<Item = (u64, u64)>,
         stream: Stream,
-        copy: &dyn Fn(u32) -> CUresult,
+        copy: &Copying<'_>,
     ) -> Option<Result<CUresult, CacheError>> {
-        let found = ranges.filter_map(|(address, len)| Some((self.by_local.find(address, 1, Arc::clone)?, address, len)));
-        let found: Vec<(Arc<Window>, u64, u64)> = found.collect();
+        let found: Vec<Found> = ranges.enumerate().filter_map(|(number, range)| self.find(number, range)).collect();
         if found.is_empty() {
             return None;
         }
         let mut leases: Vec<Lease<'_>> = Vec::with_capacity(found.len());
-        for (window, address, len) in &found {
-            let remote = window.base() + (address - window.local_address()?);
-            explain::BYTES.fetch_add(*len, Ordering::Relaxed);
-            let hit = window.try_lease(remote, *len);
+        let mut moved = Vec::new();
+        for Found { window, remote, len, stand } in &found {
+            if let Some((_, stand)) = stand
+                && let Ok(device) = self.cuda.current_device()
+                && let Err(error) = stand.open_to(device)
+            {
+                return Some(Err(error));
+            }
+            let (remote, len) = (*remote, *len);
+            explain::BYTES.fetch_add(len, Ordering::Relaxed);
+            let hit = window.try_lease(remote, len);
             let count = if hit.is_some() { &explain::HITS } else { &explain::MISSES };
             count.fetch_add(1, Ordering::Relaxed);
             let lease = hit.map_or_else(
                 || {
                     // A miss may have to wait for a lease to end; not for one of this very copy.
                     let holding: Vec<&Lease<'_>> = leases.iter().collect();
-                    window.lease_holding(remote, *len, Deadline::after(PATIENCE), &holding)
+                    window.lease_holding(remote, len, Deadline::after(PATIENCE), &holding)
                 },
                 Ok,
             );
             match lease {
-                Ok(lease) => leases.push(lease),
+                Ok(lease) => {
+                    moved.extend(stand.as_ref().map(|(number, _)| (*number, lease.address())));
+                    leases.push(lease);
+                }
                 Err(error) => return Some(Err(error)),
             }
         }
-        let result = copy(leases.iter().map(Lease::chunks).fold(0, u32::saturating_add));
+        let result = copy(leases.iter().map(Lease::chunks).fold(0, u32::saturating_add), &moved);
         // Before the leases end: who finds them ended finds the stream.
         self.streams.used(stream);
         Some(Ok(result))
+    }
+
+    fn find(&self, number: usize, (address, len): (u64, u64)) -> Option<Found> {
+        if let Some(window) = self.by_local.find(address, 1, Arc::clone) {
+            let remote = window.base() + (address - window.local_address()?);
+            return Some(Found { window, remote, len, stand: None });
+        }
+        let stand = self.pooled.find(address)?;
+        Some(Found { window: stand.window(), remote: stand.remote(address), len, stand: Some((number, stand)) })
     }
 
     /// UCX is about to destroy a stream.
@@ -186,7 +256,7 @@ impl Importing {
 
     fn cache(&self) -> Arc<Cache> {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        cache.get_or_insert_with(|| Arc::new(Cache::with_drain(self.cuda, options(), self.streams.clone()))).clone()
+        cache.get_or_insert_with(|| Arc::new(Cache::with_drain(self.cuda, settings().cache.clone(), self.streams.clone()))).clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, Aliases> {
@@ -194,13 +264,17 @@ impl Importing {
     }
 }
 
-/// UCX has asked to import, and does not know whose key it is; so one of this process gets a window, too.
-fn options() -> CacheOptions {
-    let mut options = CacheOptions::default();
-    options.connect.own_keys = true;
-    options
+/// Maps the first chunk that there is.
+fn prove_route(window: &Window) -> Result<(), CacheError> {
+    let end = window.base() + window.len();
+    let Some((_, first)) = window.peer().table().and_then(|table| table.next_chunk(window.base(), end)) else { return Ok(()) };
+    match window.lease(first.address.max(window.base()), 1, Deadline::after(PATIENCE)) {
+        // It died meanwhile, which is no word on the route: whoever uses it will be told.
+        Err(error) if !matches!(error.kind, CacheErrorKind::NoChunk | CacheErrorKind::KeptChanging) => Err(error),
+        _ => Ok(()),
+    }
 }
 
-const fn looks_like_alias(handle: u64) -> bool {
+pub(crate) const fn looks_like_alias(handle: u64) -> bool {
     handle & ALIAS_MASK == ALIAS
 }

@@ -6,11 +6,12 @@
 //!
 //! - `stubs.rs`, `names.rs`: the interposed functions.
 //! - `route.rs`, `callers.rs`: whose call it is, and where it goes on.
-//! - `handlers.rs`: the answers to UCX, each with the signature of its driver function.
+//! - `handlers.rs`, `copy_handlers.rs`: the answers to UCX, each with the signature of its driver function.
 //! - `exporting.rs`, `importing.rs`: the two sides behind them, on top of cuda-ipc-core's exporter and cuda-ipc-cache's windows.
+//! - `pool_handlers.rs`, `pooled.rs`: the same for memory of pools, as far as it differs.
 //! - `streams.rs`: running copies. `parts.rs`: how a long one is submitted. `uuid.rs`: the device in a key. `ucm.rs`: frees that UCM reports.
 //! - `notes.rs`: what belongs together of a thread's calls.
-//! - `report.rs`: what is said. `explain.rs`: the report at exit. `bypass.rs`: whether UCX's calls come here.
+//! - `settings.rs`: what the environment decides. `report.rs`: what is said. `explain.rs`: the report at exit. `bypass.rs`: whether UCX's calls come here.
 //!
 //! Inert where libuct_cuda is not loaded: no thread, no socket, no output.
 
@@ -18,6 +19,7 @@
 
 mod bypass;
 mod callers;
+mod copy_handlers;
 mod explain;
 mod exporting;
 mod handlers;
@@ -25,8 +27,11 @@ mod importing;
 mod names;
 mod notes;
 mod parts;
+mod pool_handlers;
+mod pooled;
 mod report;
 mod route;
+mod settings;
 mod state;
 mod streams;
 mod stubs;

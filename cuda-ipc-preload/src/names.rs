@@ -18,7 +18,9 @@ macro_rules! for_each_name {
             cuMemSetAccess
             cuMemUnmap
             cuMemFree_v2
+            cuMemFreeAsync
             cuMemPoolExportToShareableHandle
+            cuMemPoolExportPointer
             cuMemPoolImportFromShareableHandle
             cuMemPoolImportPointer
             cuMemPoolSetAccess

@@ -11,10 +11,12 @@ use cuda_ipc_core::key::Key;
 pub(crate) struct RangeNote {
     /// The address asked about.
     pub(crate) address: u64,
-    /// The reservation that was the answer.
+    /// The reservation or pool allocation that was the answer.
     pub(crate) base: u64,
     /// Its length in bytes.
     pub(crate) len: u64,
+    /// Of a pool's allocation: the driver's number of the pool, and its buffer id.
+    pub(crate) pool: Option<(u64, u64)>,
 }
 
 /// The notes of one thread.
@@ -27,11 +29,19 @@ pub(crate) struct Notes {
     pub(crate) properties: Cell<Option<u64>>,
     /// A key of ours was imported under this alias, and the window's address has not been asked for yet.
     pub(crate) imported: Cell<Option<(u64, Key)>>,
+    /// The pool of an allocation was exported, and the allocation's own key has not been asked for yet.
+    pub(crate) pooled: Cell<Option<Key>>,
 }
 
 thread_local! {
     static NOTES: Notes = const {
-        Notes { range: Cell::new(None), retained: Cell::new(None), properties: Cell::new(None), imported: Cell::new(None) }
+        Notes {
+            range: Cell::new(None),
+            retained: Cell::new(None),
+            properties: Cell::new(None),
+            imported: Cell::new(None),
+            pooled: Cell::new(None),
+        }
     };
 }
 

@@ -26,10 +26,12 @@ pub(crate) enum Cause {
     DeadRange,
     /// UCX's calls do not come here.
     Bypassed,
+    /// A setting that is not understood.
+    Setting,
 }
 
 /// How many there are.
-const CAUSES: usize = 6;
+const CAUSES: usize = 7;
 
 static COUNTS: [AtomicU64; CAUSES] = [const { AtomicU64::new(0) }; CAUSES];
 /// What was said first of each.

@@ -53,6 +53,7 @@ impl KeyReport {
         let (kind, slot) = match key.kind {
             KeyKind::Reservation => ("reservation", None),
             KeyKind::PoolAllocation { slot } => ("pool allocation", Some(slot)),
+            KeyKind::Pool => ("pool", None),
             _ => ("unknown to this program", None),
         };
         Self {

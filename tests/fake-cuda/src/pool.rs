@@ -180,10 +180,10 @@ pub(crate) fn create(out: Out<CUmemoryPool>, props: In<CUmemPoolProps_v1>) -> An
     if props.allocType != CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED {
         return Err(INVALID);
     }
-    if types & vmm::FABRIC != 0 {
+    if types & vmm::FABRIC != 0 && !process.fabric {
         return Err(CUresult::CUDA_ERROR_NOT_PERMITTED);
     }
-    if types & !POSIX_FD != 0 {
+    if types & !(POSIX_FD | vmm::FABRIC) != 0 {
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
     let gpu = process.devices[device];
@@ -280,9 +280,12 @@ pub(crate) fn access(out: Out<CUmemAccess_flags>, pool: Handle<CUmemPoolHandle_s
 pub(crate) fn export_pool(out: Out<c_void>, pool: Handle<CUmemPoolHandle_st>, kind: CUmemAllocationHandleType, flags: u64) -> Answer {
     out.check()?;
     let mut process = process::lock()?;
-    let registry = process.registry;
+    let (registry, fabric) = (process.registry, process.fabric);
     let pool = process.pools.get(pool.id())?;
     match pool.chunk {
+        Some(chunk) if fabric && flags == 0 && !pool.imported && kind.0 == vmm::FABRIC && pool.types & vmm::FABRIC != 0 => {
+            blob::write(out, &Blob { what: blob::FABRIC, chunk, extra: [0; 3] })
+        }
         Some(chunk) if flags == 0 && !pool.imported && kind.0 == POSIX_FD && pool.types & POSIX_FD != 0 => {
             vmm::export_fd(registry, out, chunk)
         }
@@ -295,14 +298,20 @@ pub(crate) fn import_pool(out: Out<CUmemoryPool>, shareable: Out<c_void>, kind: 
     out.check()?;
     let mut process = process::lock()?;
     let registry = process.registry;
-    if kind.0 != POSIX_FD || flags != 0 {
+    if flags != 0 {
         return Err(INVALID);
     }
-    let found = export::read(registry, export::fd_of_handle(shareable.raw().addr() as u64));
-    let chunk = registry.lock().of_fd(found, ChunkKind::Pool)?;
+    let chunk = match kind.0 {
+        POSIX_FD => {
+            let found = export::read(registry, export::fd_of_handle(shareable.raw().addr() as u64));
+            registry.lock().of_fd(found, ChunkKind::Pool)?
+        }
+        vmm::FABRIC if process.fabric => blob::read(shareable, blob::FABRIC).ok_or(CUresult::CUDA_ERROR_UNKNOWN)?.chunk,
+        _ => return Err(INVALID),
+    };
     let device = process.ordinal(chunk.gpu).ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)?;
     process.hold(chunk, ChunkKind::Pool).ok_or(CUresult::CUDA_ERROR_UNKNOWN)?;
-    let number = process.pools.add(Pool::new(device, POSIX_FD, Some(chunk), true));
+    let number = process.pools.add(Pool::new(device, kind.0, Some(chunk), true));
     registry.counters().pools.fetch_add(1, Relaxed);
     out.set(handle(number))
 }

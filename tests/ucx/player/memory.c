@@ -70,7 +70,8 @@ struct pool_properties {
     of(cuMemSetAccess, (address_t, size_t, const struct access *, size_t))         \
     of(cuMemPoolCreate, (void **, const struct pool_properties *))                 \
     of(cuMemPoolDestroy, (void *))                                                 \
-    of(cuMemAllocFromPoolAsync, (address_t *, size_t, void *, void *))
+    of(cuMemAllocFromPoolAsync, (address_t *, size_t, void *, void *))             \
+    of(cuMemFreeAsync, (address_t, void *))
 
 #define DECLARE(name, parameters) static int (*name) parameters;
 FUNCTIONS(DECLARE)
@@ -149,6 +150,25 @@ static void do_pool(char **argument)
         worked(cuMemAllocFromPoolAsync(&address, number(argument[0]), pool, NULL), "cuMemAllocFromPoolAsync") &&
         worked(cuCtxSynchronize(), "cuCtxSynchronize")) {
         answer("%#llx %p", address, pool);
+    }
+}
+
+/* pool_more BYTES POOL: another allocation from a pool. */
+static void do_pool_more(char **argument)
+{
+    address_t address;
+
+    if (worked(cuMemAllocFromPoolAsync(&address, number(argument[0]), (void *)(uintptr_t)number(argument[1]), NULL), "cuMemAllocFromPoolAsync") &&
+        worked(cuCtxSynchronize(), "cuCtxSynchronize")) {
+        answer("%#llx", address);
+    }
+}
+
+/* free_async ADDRESS: what pool or pool_more has made, as a stream-ordered allocator frees it. */
+static void do_free_async(char **argument)
+{
+    if (worked(cuMemFreeAsync(number(argument[0]), NULL), "cuMemFreeAsync")) {
+        worked(cuCtxSynchronize(), "cuCtxSynchronize");
     }
 }
 
@@ -419,6 +439,8 @@ const struct command MEMORY_COMMANDS[] = {
     {"alloc", 1, do_alloc},
     {"free", 1, do_free},
     {"pool", 2, do_pool},
+    {"pool_more", 2, do_pool_more},
+    {"free_async", 1, do_free_async},
     {"reserve", 2, do_reserve},
     {"unreserve", 2, do_unreserve},
     {"chunks", 4, do_chunks},

@@ -100,6 +100,25 @@ impl Player {
         self.number(&format!("alloc {bytes}"))
     }
 
+    /// A pool of these handle types, and an allocation from it: its address, and the pool.
+    pub(crate) fn pool(&mut self, bytes: u64, types: u32) -> Outcome<(u64, u64)> {
+        match self.numbers(&format!("pool {bytes} {types}"))?.as_slice() {
+            [address, pool] => Ok((*address, *pool)),
+            _ => Err("no pool".to_owned()),
+        }
+    }
+
+    /// Another allocation from a pool.
+    pub(crate) fn pool_more(&mut self, bytes: u64, pool: u64) -> Outcome<u64> {
+        self.number(&format!("pool_more {bytes} {pool}"))
+    }
+
+    /// Frees an allocation of a pool, by a stream or at once.
+    pub(crate) fn pool_free(&mut self, address: u64, by_stream: bool) -> Outcome {
+        let word = if by_stream { "free_async" } else { "free" };
+        self.ask(&format!("{word} {address}")).map(|_| ())
+    }
+
     /// Writes the pattern of `seed`, from its byte `first` on.
     pub(crate) fn fill(&mut self, address: u64, len: u64, seed: u64, first: u64) -> Outcome {
         self.ask(&format!("fill {address} {len} {seed} {first}")).map(|_| ())

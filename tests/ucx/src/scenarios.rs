@@ -1,9 +1,11 @@
 //! The scenarios: what is to be right, each a function.
 
+mod environment;
 mod library;
 mod matrix;
 mod memory;
 mod peers;
+mod pools;
 mod reports;
 mod segments;
 mod settings;
@@ -43,7 +45,18 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     both("matrix/hooks", "also with UCM's default hooks in the driver", matrix::hooks),
     now("matrix/one-sided", "a peer without it still moves bytes, by another route, and one with it beside by the lane", matrix::one_sided),
     now("matrix/untouched", "memory of cuMemAlloc, of no handle type, and real fabric handles are UCX's business", matrix::untouched),
-    later("matrix/pool", "memory of a pool that was made for POSIX fds moves by the lane", matrix::pool, "pools are not answered yet"),
+    now("matrix/pool-stock", "without the library, memory of a pool that was made for POSIX fds is never moved by the lane", pools::stock),
+    now("matrix/pool", "with it it is: several allocations, parts of them, both ways, and in both directions", pools::preload),
+    now("matrix/pool-hooks", "also with UCM's default hooks in the driver", pools::hooks),
+    now("matrix/pool-one-sided", "a peer without the library still moves bytes, by another route", pools::one_sided),
+    now("matrix/pool-untouched", "pools of no handle type and real fabric pools are UCX's business", pools::untouched),
+    now("matrix/pool-cache-off", "pointers are freed after every transfer", pools::cache_off),
+    now("matrix/pool-freed", "what is freed fails, comes back on both sides, and its place is good for what comes after it", pools::freed),
+    now("matrix/pool-freed-hooks", "the same where UCM reports the free", pools::freed_with_hooks),
+    now("matrix/pool-two-devices", "two devices of a process use a peer's pool, in whichever order they come to it", pools::two_devices),
+    now("matrix/pool-reloc", "UCM's relocating hooks cost the lane of a pool, and nothing else", pools::relocating_hooks),
+    now("matrix/pool-explained", "keys of pools are counted in the report at exit", pools::explained),
+    now("matrix/pool-reused-place", "an old key never reaches what the driver has put in the place of its memory", pools::reused_place),
     both(
         "segments/neighbour-freed",
         "of two registrations in a segment one is freed, the other is read with its old key",
@@ -81,6 +94,11 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     both("settings/stream-destroyed", "UCX ends while its copies run, and their memory is freed", settings::stream_destroyed),
     both("settings/freed-while-copied", "a copy outlives what it reads", settings::freed_while_copied),
     now("settings/region-destroyed", "UCX takes a region down while a copy uses it", settings::region_destroyed_in_use),
+    now("environment/map", "CUDA_IPC_MAP=lazy: an import maps one chunk, and without it what there is", environment::map),
+    now("environment/route", "CUDA_IPC_ROUTE and CUDA_IPC_BROKER decide how a peer is reached, and whether", environment::route),
+    now("environment/socket-dir", "CUDA_IPC_SOCKET_DIR has the broker's socket, and importers find it", environment::socket_dir),
+    now("environment/limits", "CUDA_IPC_CACHE_MAX_SIZE and CUDA_IPC_CACHE_MAX_WINDOWS bound what stays mapped", environment::limits),
+    now("environment/wrong", "a value that is not taken is named once, and nothing else changes", environment::wrong),
     now("reports/run", "cuda-ipc run is all that it takes, where there is an NVLink and where not", reports::by_command),
     now("reports/explain", "at its end a process says what was shared, imported and refused, if asked", reports::explain),
     now("reports/quiet", "otherwise it says what was lost, once, and nothing else", reports::quiet),
@@ -103,7 +121,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         "a window keeps its addresses for as long as UCX has a region of it, and before 1.21 UCX has no limit to that",
     ),
     both("memory/forked-workers", "children that live on hold nothing", memory::forked_workers),
-    tree("tree/pool", "memory of a pool that was made for POSIX fds moves by the lane", matrix::pool),
+    tree("tree/pool", "memory of a pool that was made for POSIX fds moves by the lane", pools::preload),
     tree("tree/broker", "the lane by the broker alone", trees::broker),
     tree("tree/off", "with UCX_CUDA_IPC_POSIX_FD=n on one side bytes are right, and the other pairs keep the lane", trees::off),
     tree("tree/other-trees", "peers with other releases, with the lane and without it, get right bytes", trees::others),

@@ -24,6 +24,11 @@ const FABRIC: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HAND
 pub struct Pool(pub(super) usize);
 
 impl Pool {
+    /// The driver's number of it, which is `CUmemoryPool` as an integer. One that is destroyed leaves it to another.
+    pub const fn number(self) -> u64 {
+        self.0 as u64
+    }
+
     const fn raw(self) -> CUmemoryPool {
         self.0 as CUmemoryPool
     }

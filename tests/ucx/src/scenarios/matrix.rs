@@ -150,24 +150,6 @@ pub(super) fn untouched(world: &mut World) -> Outcome {
     Ok(())
 }
 
-/// An allocation from a pool that was made for POSIX fds. UCX has to be told what it is.
-pub(super) fn pool(world: &mut World) -> Outcome {
-    let (mut a, mut b) = world.pair(Setup::preload(), Setup::preload())?;
-    let buffer = b.buffer(8 * MI)?;
-    let address = a.numbers(&format!("pool {} {POSIX_FD}", 8 * MI))?[0];
-    a.fill(address, 8 * MI, 1, 0)?;
-    let shared = a.share_as(address, 8 * MI, true)?;
-    let remote = b.open(&a, &shared)?;
-    for at in [0, 12345] {
-        b.read(&remote, at, buffer, 7 * MI, 1, at)?;
-    }
-    b.fill(buffer.address, MI, 2, 0)?;
-    b.transfer(Way::Put, &remote, MI, buffer, MI)?;
-    a.check(address + MI, MI, 2, 0)?;
-    a.is_clean()?;
-    b.is_clean()
-}
-
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Lane {
     Yes,
