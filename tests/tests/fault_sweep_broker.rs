@@ -132,6 +132,13 @@ fn a_broker_survives_every_failure_while_it_serves() {
     import(SOON).unwrap();
     let mut refused = 0;
     let ours = Snapshot::take(&importer.fake);
+    // The broker closes the first connection when it sees its end, some time after the importer has closed it.
+    let mut counts = Vec::new();
+    let settled = wait_until(SOON, || {
+        counts.push(remote.number("fds"));
+        counts.len() >= 50 && counts.iter().rev().take(50).all(|count| Some(count) == counts.last())
+    });
+    assert!(settled, "{counts:?}");
     let fds = remote.number("fds");
     // Its calls in one service, as many as there are until it waits for the next importer.
     let disarm = |remote: &mut Remote| -> (u64, String) {
