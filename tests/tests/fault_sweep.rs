@@ -148,8 +148,11 @@ fn an_export_survives_or_names_every_failure() {
     for (offset, len) in [(0, 2 * MIB), (2 * MIB, 4 * MIB), (6 * MIB, 2 * MIB), (8 * MIB, 2 * MIB)] {
         memory.map(offset, len, offset).unwrap();
     }
+    // Its thread would now and then be the last to hold the exporter, and then the end of it is not this thread's to watch.
+    let mut options = exporter::without_broker();
+    options.sweep_interval = None;
     let mut operation = || {
-        let exporter = Exporter::new(importer.core, exporter::without_broker()).map_err(text)?;
+        let exporter = Exporter::new(importer.core, options.clone()).map_err(text)?;
         let some = exporter.export(memory.base() + MIB, 6 * MIB).map_err(text)?;
         let all = exporter.export(memory.base(), 10 * MIB).map_err(text)?;
         assert_eq!((some.chunks().len(), all.chunks().len(), exporter.stats().chunks), (3, 4, 4));
@@ -163,5 +166,5 @@ fn an_export_survives_or_names_every_failure() {
     let pairs = sweep.run_pairs();
     println!("export: {report:?}, {pairs} pairs");
     assert_eq!(report.survived["fstat"], 5, "of four chunks and the table, at the end");
-    assert!(report.points >= 72 && report.runs >= 634 && pairs >= 834);
+    assert!(report.points >= 71 && report.runs >= 623 && pairs >= 834);
 }
