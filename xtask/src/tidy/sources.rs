@@ -44,9 +44,10 @@ const RULES: &[Rule] = &[
         reason: "a library does not print; log with tracing or return it",
     },
     Rule {
-        words: &["todo!", "unimplemented!", "TODO", "FIXME"],
+        // In halves, so that a search for what is unfinished does not find this table.
+        words: &[concat!("to", "do!"), concat!("unimple", "mented!"), concat!("TO", "DO"), concat!("FIX", "ME")],
         within: &[],
-        allowed: &["xtask/src/tidy/"],
+        allowed: &[],
         reason: "finish it or leave it out",
     },
 ];
