@@ -134,7 +134,7 @@ ROUNDS_OF_AN_AGENT = 50
 
 def soak(remote, report, seconds, kind):
     """Allocate, register, transfer, deregister, free, give back; counters after a minute against those at the end."""
-    start, first, rounds, wrong = time.monotonic(), None, 0, 0
+    start, first, told, rounds, wrong = time.monotonic(), None, 0, 0, 0
     while time.monotonic() - start < seconds:
         remote.restart_agent()
         reader = Reader(remote, 256 * MIB)
@@ -151,8 +151,13 @@ def soak(remote, report, seconds, kind):
         del reader
         gc.collect()
         torch.cuda.empty_cache()
-        if first is None and time.monotonic() - start > min(60, seconds / 4):
+        passed = time.monotonic() - start
+        if first is None and passed > min(60, seconds / 4):
             first = counters(remote, rounds)
+        if passed - told > 60:
+            told = passed
+            resident = [state["rss"] / MIB for state in counters(remote, rounds)[:2]]
+            print(f"SOAK kind={kind} after {passed:.0f} s, {rounds} rounds: target {resident[0]:.1f} MiB resident, reader {resident[1]:.1f} MiB", flush=True)
     last = counters(remote, rounds)
     report.failed += wrong != 0
     print(f"SOAK kind={kind} seconds={seconds} rounds={rounds} wrong_words={wrong}")

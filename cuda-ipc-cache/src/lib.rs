@@ -5,7 +5,7 @@
 //! - [`Lease`] (`lease.rs`): counted use of a range.
 //! - [`Opened`] (`opened.rs`): whatever an rkey names, for users who do not care what carries it.
 //! - [`Drain`] (`drain.rs`): for users who end leases before the work is complete.
-//! - `slot.rs`: the lock-free state behind a hit; `flight.rs`: who may change it.
+//! - `slot.rs`, `slots.rs`: the lock-free state behind a hit; `flight.rs`: who may change it.
 //! - [`IntervalIndex`] (`index.rs`): windows by address.
 //! - [`CacheStats`] (`stats.rs`), [`CacheError`] (`error.rs`).
 //! - [`Environment`] (`environment.rs`): the variables that libraries on top take settings from.
@@ -24,6 +24,7 @@ mod index;
 mod lease;
 mod opened;
 pub mod slot;
+mod slots;
 mod stats;
 mod sync;
 mod window;

@@ -30,6 +30,7 @@ use crate::cache::Shared;
 use crate::error::{CacheError, CacheErrorKind};
 use crate::lease::Lease;
 use crate::slot::{self, Slot};
+use crate::slots::Slots;
 
 use state::{Board, Locked};
 
@@ -38,18 +39,19 @@ pub(crate) use reclaim::Reclaimed;
 pub use reclaim::UnmapCause;
 
 /// See the module's documentation. Usable from any thread.
-// The fields that a hit reads come first and fill one cache line: with thousands of windows, lines are what a hit costs.
-#[repr(C, align(64))]
+// The fields that a hit reads come first and fill one cache line, and the slots of a small window the next: with thousands of windows, lines are what a hit
+// costs.
+#[repr(C, align(128))]
 pub struct Window {
     base: u64,
     len: u64,
-    slots: Box<[Slot]>,
     /// First address of the window here; 0 while it has none. Changes only while nothing can be leased.
     local_base: core::sync::atomic::AtomicU64,
     peer: Arc<Peer>,
     cache: Arc<Shared>,
     /// The cache's clock when the window was last used.
     last_used: core::sync::atomic::AtomicU64,
+    slots: Slots,
 
     writable: bool,
     /// Slot of the pool allocation that it is of; `None` where it is of a reservation.
@@ -94,7 +96,7 @@ impl Window {
             base,
             len,
             writable,
-            slots: empty_slots(len.div_ceil(GRANULE))?,
+            slots: Slots::new(len.div_ceil(GRANULE))?,
             local_base: 0.into(),
             devices: 0.into(),
             last_used,
@@ -265,16 +267,4 @@ impl Window {
     fn error(&self, kind: CacheErrorKind, address: u64) -> CacheError {
         CacheError { kind, pid: self.peer.pid(), address }
     }
-}
-
-#[cfg(not(loom))]
-fn empty_slots(count: u64) -> Option<Box<[Slot]>> {
-    // Zeroed pages of the kernel's, touched only where chunks are: a window of 161 GB takes no memory to speak of until it is used.
-    use zerocopy::FromZeros;
-    usize::try_from(count).ok().and_then(|count| <[Slot]>::new_box_zeroed_with_elems(count).ok())
-}
-
-#[cfg(loom)]
-fn empty_slots(count: u64) -> Option<Box<[Slot]>> {
-    Some((0..count).map(|_| Slot::new()).collect())
 }

@@ -14,6 +14,12 @@ enum Step {
         start: u64,
         len: u64,
     },
+    /// So many at once, each 3 behind the one before: enough to cut leaves in two, and to fill their halves again.
+    Many {
+        start: u64,
+        len: u64,
+        count: u64,
+    },
     /// Of the ranges that are there, this one, modulo their number.
     Remove(usize),
     /// Keeps those whose number this does not divide.
@@ -30,6 +36,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => range().prop_map(|(start, len)| Step::Insert { start, len }),
         1 => (0_u64..48).prop_map(|start| Step::Insert { start: u64::MAX - start, len: 30 }),
+        1 => (range(), 100_u64..400).prop_map(|((start, len), count)| Step::Many { start, len, count }),
         2 => any::<usize>().prop_map(Step::Remove),
         1 => (2_u64..5).prop_map(Step::Retain),
         6 => range().prop_map(|(address, len)| Step::Find { address, len }),
@@ -58,6 +65,13 @@ proptest! {
                     index.insert(start, len, value.clone());
                     list.push((start, start.saturating_add(len), value));
                 }
+                Step::Many { start, len, count } => {
+                    for start in (0..count).map(|at| start + 3 * at) {
+                        let value = Arc::new(number);
+                        index.insert(start, len, value.clone());
+                        list.push((start, start + len, value));
+                    }
+                }
                 Step::Remove(at) if !list.is_empty() => {
                     let (start, _, value) = list.remove(at % list.len());
                     index.remove(start, &value);
@@ -78,7 +92,7 @@ proptest! {
         values.sort_unstable();
         listed.sort_unstable();
         prop_assert_eq!(values, listed);
-        for address in 0..70 {
+        for address in (0..70).chain((70..1300).step_by(7)) {
             for len in [1, 2, 9] {
                 prop_assert_eq!(index.find(address, len, |value| **value), newest(&list, address, len));
             }

@@ -74,7 +74,7 @@ impl Window {
 
     /// The last granule.
     pub(super) fn last_granule(&self) -> u32 {
-        u32::try_from(self.slots.len()).unwrap_or(u32::MAX).saturating_sub(1)
+        u32::try_from(self.len.div_ceil(GRANULE)).unwrap_or(u32::MAX).saturating_sub(1)
     }
 }
 
