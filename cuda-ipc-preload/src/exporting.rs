@@ -25,6 +25,8 @@ use crate::{report, ucm};
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR` and `CU_MEM_HANDLE_TYPE_FABRIC`.
 const POSIX_FD: u64 = 1;
 pub(crate) const FABRIC: u64 = 8;
+/// How many ranges are remembered to be published again when memory comes back to them.
+const MOST_WANTED: usize = 16_384;
 
 /// What memory is towards cuda_ipc, where that is not what the driver says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -108,7 +110,7 @@ impl Exporting {
         let same = |key: &Key| matches!(key.kind, KeyKind::PoolAllocation { .. }) && (key.base, key.len) == (note.base, note.len);
         let allocation = export.key().filter(same).ok_or(NoIpc { cause: Cause::KeptChanging, address: note.base })?;
         // As with chunks: published until its memory goes.
-        core::mem::forget(export);
+        export.keep_published();
         Ok(Some((Key { kind: KeyKind::Pool, base: pool, len: 1, ..allocation }, allocation)))
     }
 
@@ -134,7 +136,7 @@ impl Exporting {
         let end = address.saturating_add(len);
         let is_wanted = lock(&self.wanted).range(..end).next_back().is_some_and(|(_, &wanted)| address < wanted);
         if is_wanted && let Ok(export) = exporter.export(address, len) {
-            core::mem::forget(export);
+            export.keep_published();
             self.remember(exporter, address, end);
         }
     }
@@ -167,11 +169,11 @@ impl Exporting {
         // Looked at just before: anything but chunks has come there meanwhile.
         let reservation = |key: &Key| matches!(key.kind, KeyKind::Reservation);
         let key = first.key().filter(reservation).ok_or(NoIpc { cause: Cause::KeptChanging, address })?;
-        core::mem::forget(first);
+        first.keep_published();
         let mut at = known.unwrap_or(address);
         while at < end {
             let Some(facts) = self.shareable(at).filter(|facts| facts.range_start == base) else { break };
-            core::mem::forget(exporter.export(at, 1)?);
+            exporter.export(at, 1)?.keep_published();
             at = facts.mapping_base + facts.mapping_len;
         }
         self.remember(exporter, address, at);
@@ -194,7 +196,13 @@ impl Exporting {
     }
 
     fn remember(&self, exporter: &Exporter, from: u64, to: u64) {
-        add_range(&mut lock(&self.wanted), from, to);
+        let mut wanted = lock(&self.wanted);
+        add_range(&mut wanted, from, to);
+        // Addresses that never come again must not fill memory. Those of new reservations grow, so the lowest ones are about the oldest.
+        if wanted.len() > MOST_WANTED {
+            wanted.pop_first();
+        }
+        drop(wanted);
         let mut runs = lock(&self.runs);
         if runs.0 == exporter.stats().retired {
             add_range(&mut runs.1, from, to);
