@@ -53,6 +53,9 @@ pub(crate) struct Args {
     /// The GPU, by its number here
     #[arg(long, value_name = "I", default_value_t = 0)]
     device: u32,
+    /// Others use the GPU meanwhile: do not judge by its free memory
+    #[arg(long)]
+    shared_gpu: bool,
     /// Give up when a process says nothing for that many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
@@ -113,7 +116,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let last = stage.rest(baseline.as_deref(), &mut progress)?;
     progress.finish();
     let Some(baseline) = baseline else { return Err(Failure::new("comparing", "one step took the whole time; nothing was compared")) };
-    let findings: Vec<String> = baseline.iter().zip(&last).flat_map(|((name, then), (_, now))| then.findings(name, now)).collect();
+    let findings: Vec<String> =
+        baseline.iter().zip(&last).flat_map(|((name, then), (_, now))| then.findings(name, now, args.shared_gpu)).collect();
     let (totals, facts) = stage.end()?;
     let report = Report::new(facts, seed, elapsed, totals, &baseline, &last, &findings);
     if args.json { output::json(&report) } else { output::text(&report.text()) }?;
