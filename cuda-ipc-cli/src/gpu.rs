@@ -169,9 +169,11 @@ impl Gpu {
         Ok((free as u64, total as u64))
     }
 
-    /// Copies `bytes` to the device.
+    /// Copies `bytes` to the device; they are there when it returns, for other processes too.
     pub(crate) fn upload(&self, address: u64, bytes: &[u8]) -> Result<(), DriverError> {
-        call!(self.cuda, cuMemcpyHtoD(address, bytes.as_ptr().cast(), bytes.len()))
+        call!(self.cuda, cuMemcpyHtoD(address, bytes.as_ptr().cast(), bytes.len()))?;
+        // From pageable memory that call returns once the bytes are staged. Within this process everything waits for the rest; another process does not.
+        call!(self.cuda, cuStreamSynchronize(ptr::null_mut()))
     }
 
     /// Fills `bytes` from the device.
