@@ -1,34 +1,39 @@
 //! `cuda-ipc bench`: what the library's work costs against the least that the same work can cost, measured in the same run.
 //!
-//! This file is the command: it parses what is to be measured and prints what was found. What is measured, and against what, is in the file of each
-//! measurement; `bench/samples.rs` has the arithmetic, `bench/machine.rs` the processor.
+//! This file is the command: it parses what is to be measured and has it measured. What is measured, and against what, is in the file of each measurement;
+//! `bench/samples.rs` has the arithmetic, `bench/machine.rs` the processor, `bench/found.rs` how it is printed, `bench/plot.rs` how it is drawn.
 
+mod all;
 pub(crate) mod bandwidth;
+pub(crate) mod broker;
 pub(crate) mod cache;
 pub(crate) mod export;
+mod found;
 pub(crate) mod give_back;
 pub(crate) mod growth;
 pub(crate) mod import;
 mod machine;
+pub(crate) mod parts;
+mod plot;
 pub(crate) mod samples;
+mod steps;
 
 use core::time::Duration;
+use std::path::PathBuf;
 
 use clap::Subcommand;
-use comfy_table::{Table, presets};
 use serde::Serialize;
 
 use crate::Role;
 use crate::chunk_sizes;
-use crate::exporter_process::{self, Exported};
+use crate::exporter_process::{self, Exported, Kind};
 use crate::failure::Failure;
 use crate::gpu::GpuFacts;
-use crate::output;
 use crate::peer_process::PeerProcess;
 use crate::progress::Progress;
-use machine::Machine;
+use found::{Found, Tables, table};
 
-/// Measure export, import and bandwidth against their floor.
+/// Measure what sharing costs, each figure against its floor in the same run.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -42,21 +47,28 @@ enum What {
     /// The floor is, by hand: reserve the address space; for each chunk pidfd_getfd from a kept pidfd, cuMemImportFromShareableHandle, close, cuMemMap,
     /// cuMemRelease; then one cuMemSetAccess over all. Ours is the import of the same range from a peer that is connected already: look-ups in its
     /// table, fetches, re-checks, the same driver calls. Both are taken down outside of the timing. Floor and ours alternate in pairs, each second pair
-    /// in reverse order. What a first contact adds (connect, and the first look-up in a fresh table) is measured apart. With --cache the import is also
-    /// measured as a cache does it: a fresh window of a known peer, and a lease of the whole range. With --broker imports by the exporter's broker are
-    /// measured against imports by pidfd, both from peers that are connected already.
+    /// in reverse order. What a first contact adds (connect, and the first look-up in a fresh table) is measured apart, and so is where the time goes: in runs
+    /// of their own each driver call is led past a clock. With --cache the import is also measured as a cache does it: a fresh window of a known peer, and a
+    /// lease of the whole range.
     Import(ImportArgs),
     /// Export of N chunks and its release, against the bare calls for the same chunks; and registration inside known chunks
     ///
     /// The floor is, by hand: for each chunk cuMemRetainAllocationHandle, cuMemExportToShareableHandle, cuMemRelease; then close all fds. Ours is the
     /// export of the range, none of whose chunks is published yet, and its release. Registration is the export of 16 MiB in the middle of the range while an
-    /// export of all of it is held.
+    /// export of all of it is held. Where the time goes is measured in runs of their own, in which each driver call is led past a clock.
     Export(Pairs),
-    /// Copies from imported memory, against copies from local memory of cuMemAlloc and from local chunks, all to the same local memory
+    /// Import by the exporter's broker, against import by pidfd, both from peers that are connected already
+    Broker(Pairs),
+    /// Copies from imported memory of each kind, against copies from local memory of cuMemAlloc and of the same kind, all to the same local memory
     ///
     /// Copies are queued back to back in batches; a batch is timed by the host's clock from the first call to its completion. GB/s are 1e9 copied bytes a
-    /// second.
-    Bandwidth(Pairs),
+    /// second. The sub-range begins inside the first chunk and ends inside the last; its floor is the same sub-range of local memory of the kind.
+    Bandwidth(bandwidth::Args),
+    /// Many sub-ranges of one segment: registration of each inside known chunks, and an opened window and lease of each in the importer
+    ///
+    /// The exporter holds an export of the whole segment and registers every part, holding all; the importer opens each part's rkey and leases it, holding
+    /// all leases, and then all over again. The first pass imports each chunk once, whichever part comes first; the second imports nothing.
+    Parts(parts::Args),
     /// Take and end of a lease that is a hit: by window and by address, on one thread and on several, against private caches and against locks
     ///
     /// Exporters make the windows: one-chunk reservations, and up to 32 with as many chunks as the longest lease. All chunks are one physical chunk, mapped
@@ -81,6 +93,10 @@ enum What {
     /// N + 1; each has to import exactly one. The floor is the first lease of a fresh window of a reservation of one chunk, of the same peer. All three take
     /// turns; after each the exporter takes the chunk back.
     Growth(growth::Args),
+    /// All of these, one after the other
+    All(all::Args),
+    /// Draw what a --json report says, without measuring
+    Plot(plot::Args),
 }
 
 #[derive(clap::Args)]
@@ -88,9 +104,6 @@ struct ImportArgs {
     /// Also measure imports through a cache
     #[arg(long)]
     cache: bool,
-    /// Also measure imports by the exporter's broker
-    #[arg(long)]
-    broker: bool,
     #[command(flatten)]
     pairs: Pairs,
 }
@@ -98,7 +111,7 @@ struct ImportArgs {
 #[derive(clap::Args)]
 struct Pairs {
     /// How many chunks, of 2 MiB and 20 MiB in turn; several numbers are measured one after the other
-    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 26, 400], value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 5, 25, 100, 400, 2000], value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     chunks: Vec<u32>,
     /// How many pairs of floor and ours
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
@@ -112,6 +125,9 @@ struct Common {
     /// Print a JSON object
     #[arg(long)]
     json: bool,
+    /// Also draw plots, as SVG files in this folder
+    #[arg(long, value_name = "DIR")]
+    svg: Option<PathBuf>,
     /// The GPU, by its number here
     #[arg(long, value_name = "I", default_value_t = 0)]
     device: u32,
@@ -122,21 +138,6 @@ struct Common {
 
 /// A row, and the machine it was measured on.
 type Measured<R> = Result<(R, GpuFacts), Failure>;
-/// Tables with their titles.
-type Tables = Vec<(&'static str, Table)>;
-
-#[derive(Serialize)]
-struct Report<'a, B> {
-    bench: &'static str,
-    #[serde(flatten)]
-    facts: GpuFacts,
-    #[serde(flatten)]
-    machine: Machine,
-    reps: u32,
-    #[serde(flatten)]
-    body: &'a B,
-}
-
 /// The body of a report that has nothing but rows.
 #[derive(Serialize)]
 struct Rows<R> {
@@ -145,24 +146,48 @@ struct Rows<R> {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     match &args.what {
-        What::Import(ImportArgs { cache, broker, pairs }) => {
-            run_one(pairs, "import", |sizes, progress| import::measure(pairs, (*cache, *broker), sizes, progress), import::tables)
+        What::Plot(args) => plot::run(args),
+        What::All(args) => all::run(args),
+        What::Import(ImportArgs { pairs: Pairs { common, .. }, .. })
+        | What::Export(Pairs { common, .. })
+        | What::Broker(Pairs { common, .. })
+        | What::Bandwidth(bandwidth::Args { common, .. })
+        | What::Parts(parts::Args { common, .. })
+        | What::Growth(growth::Args { common, .. })
+        | What::Cache(cache::Args { common, .. })
+        | What::GiveBack(give_back::Args { common, .. }) => {
+            common.make_folder()?;
+            let found = measure(&args.what)?;
+            found.draw(common)?;
+            found.print(common)
         }
-        What::Export(pairs) => run_one(pairs, "export", |sizes, progress| export::measure(pairs, sizes, progress), export::tables),
-        What::Bandwidth(pairs) => run_one(pairs, "bandwidth", |sizes, progress| bandwidth::rows(pairs, sizes, progress), bandwidth::tables),
+    }
+}
+
+/// Measures one thing.
+fn measure(what: &What) -> Result<Found, Failure> {
+    match what {
+        What::Import(ImportArgs { cache, pairs }) => {
+            each_number(pairs, "import", |sizes, progress| import::measure(pairs, *cache, sizes, progress), import::tables)
+        }
+        What::Export(pairs) => each_number(pairs, "export", |sizes, progress| export::measure(pairs, sizes, progress), export::tables),
+        What::Broker(pairs) => each_number(pairs, "broker", |sizes, progress| broker::measure(pairs, sizes, progress), broker::tables),
+        What::Bandwidth(args) => bandwidth::run(args),
+        What::Parts(args) => parts::run(args),
         What::Growth(args) => growth::run(args),
         What::Cache(args) => cache::run(args),
         What::GiveBack(args) => give_back::run(args),
+        What::All(_) | What::Plot(_) => Err(Failure::Usage("this is no single measurement".to_owned())),
     }
 }
 
 /// Measures a row for each number of chunks.
-fn run_one<R: Serialize>(
+fn each_number<R: Serialize>(
     pairs: &Pairs,
     name: &'static str,
     measure: impl Fn(Vec<u64>, &mut Progress) -> Measured<R>,
     tables: fn(&[R]) -> Tables,
-) -> Result<(), Failure> {
+) -> Result<Found, Failure> {
     let mut progress = Progress::new();
     let (mut rows, mut facts) = (Vec::new(), None);
     for &count in &pairs.chunks {
@@ -170,53 +195,14 @@ fn run_one<R: Serialize>(
         rows.push(row);
         facts.get_or_insert(found);
     }
-    // The parser lets no empty list through.
-    let Some(facts) = facts else { return Ok(()) };
+    progress.finish();
     let tables = tables(&rows);
-    print(&pairs.common, name, facts, pairs.reps, &format!("{} pairs", pairs.reps), &Rows { rows }, tables)
+    Found::new(name, facts, pairs.reps, &format!("{} pairs", pairs.reps), &Rows { rows }, tables)
 }
 
-/// Prints what was found, the way that was asked for. `about` says how it was measured.
-fn print<B: Serialize>(
-    common: &Common,
-    bench: &'static str,
-    facts: GpuFacts,
-    reps: u32,
-    about: &str,
-    body: &B,
-    tables: Tables,
-) -> Result<(), Failure> {
-    let report = Report { bench, facts, machine: Machine::of_this_process(), reps, body };
-    if common.json {
-        return output::json(&report);
-    }
-    let GpuFacts { driver, gpu, cuda_version, driver_version, kernel, .. } = &report.facts;
-    let version = driver_version.as_ref().map_or_else(String::new, |version| format!(" {version}"));
-    let machine = report.machine.line();
-    let mut text = format!("bench {bench}: driver={driver}{version} (CUDA {cuda_version}), {gpu}, {machine}, Linux {kernel}, {about}");
-    for (title, table) in tables {
-        text += &format!("\n\n{title}\n\n{table}");
-    }
-    output::text(&text)
-}
-
-/// An empty table that can be pasted into a document.
-fn table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN).set_header(header);
-    table
-}
-
-/// Starts an exporter of all of these chunks, whose contents do not matter.
-fn start_exporter(common: &Common, sizes: Vec<u64>, progress: &mut Progress) -> Result<(PeerProcess, Exported), Failure> {
-    let settings = exporter_process::Settings {
-        device: common.device,
-        kind: exporter_process::Kind::Vmm,
-        sizes,
-        seed: None,
-        inside_chunks: false,
-        fd_each: true,
-    };
+/// Starts an exporter of memory of this kind and these chunk sizes, whose contents do not matter.
+fn start_exporter(common: &Common, kind: Kind, sizes: Vec<u64>, progress: &mut Progress) -> Result<(PeerProcess, Exported), Failure> {
+    let settings = exporter_process::Settings { device: common.device, kind, sizes, seed: None, inside_chunks: false, fd_each: true };
     let mut exporter = PeerProcess::start(Role::Exporter, &settings, common.silence())?;
     let exported = exporter.receive(progress)?;
     Ok((exporter, exported))
@@ -225,5 +211,11 @@ fn start_exporter(common: &Common, sizes: Vec<u64>, progress: &mut Progress) -> 
 impl Common {
     const fn silence(&self) -> Duration {
         Duration::from_secs(self.timeout)
+    }
+
+    /// Makes the folder of the plots: before the measurement, not after it, is when to find that there can be none.
+    fn make_folder(&self) -> Result<(), Failure> {
+        let Some(folder) = &self.svg else { return Ok(()) };
+        std::fs::create_dir_all(folder).map_err(Failure::at(&format!("making the folder {}", folder.display())))
     }
 }

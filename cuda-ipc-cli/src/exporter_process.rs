@@ -97,14 +97,14 @@ pub(crate) fn run(link: &mut Link) -> Result<(), Failure> {
 }
 
 /// Memory of some kind.
-enum Memory<'g> {
+pub(crate) enum Memory<'g> {
     Chunks(Chunks<'g>),
     Pooled(Pooled<'g>),
     Plain(Buffer<'g>),
 }
 
 impl<'g> Memory<'g> {
-    fn new(gpu: &'g Gpu, kind: Kind, sizes: &[u64]) -> Result<Self, Failure> {
+    pub(crate) fn new(gpu: &'g Gpu, kind: Kind, sizes: &[u64]) -> Result<Self, Failure> {
         let total = sizes.iter().sum();
         match kind {
             Kind::Vmm => Chunks::new(gpu, sizes).map(Self::Chunks),
@@ -114,7 +114,7 @@ impl<'g> Memory<'g> {
     }
 
     /// First address and length in bytes.
-    const fn range(&self) -> (u64, u64) {
+    pub(crate) const fn range(&self) -> (u64, u64) {
         match self {
             Self::Chunks(chunks) => (chunks.address(), chunks.len()),
             Self::Pooled(pooled) => (pooled.address(), pooled.len()),

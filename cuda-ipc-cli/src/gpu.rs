@@ -4,7 +4,7 @@
 //! driver's.
 //!
 //! # Safety
-//! The only unsafe code of the program, with `gpu/trials.rs` and `gpu/live.rs`. It calls the driver's C functions, whose signatures cuda-driver-sys has paired with their names. Every pointer passed
+//! The only unsafe code of the program, with `gpu/trials.rs`, `gpu/live.rs` and `gpu/timed.rs`. It calls the driver's C functions, whose signatures cuda-driver-sys has paired with their names. Every pointer passed
 //! is to a live local or slice of the type and length the function is told, and none is kept after the call: copies between host and device are the
 //! synchronous ones. The loader is asked for one symbol, whose address is compared with null and never called.
 
@@ -12,6 +12,7 @@
 
 mod live;
 mod memory;
+mod timed;
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::fmt::{self, Display};
@@ -33,6 +34,7 @@ use crate::failure::Failure;
 use crate::hex;
 pub(crate) use live::{LiveObjects, live_objects};
 pub(crate) use memory::{Buffer, Chunks, Pooled};
+pub(crate) use timed::{Call, take_calls};
 pub(crate) use trials::Trials;
 
 /// Whose driver this is.
@@ -74,7 +76,8 @@ pub(crate) struct GpuFacts {
 pub(crate) struct Gpu {
     cuda: Cuda,
     ordinal: CUdevice,
-    _this_thread: core::marker::PhantomData<*const ()>,
+    /// What was current on this thread before. (A raw pointer: this type stays on its thread.)
+    before: CUcontext,
 }
 
 macro_rules! call {
@@ -120,9 +123,10 @@ impl Gpu {
     }
 
     fn with(cuda: Cuda, ordinal: CUdevice) -> Result<Self, Failure> {
-        let mut context: CUcontext = ptr::null_mut();
+        let (mut context, mut before): (CUcontext, CUcontext) = (ptr::null_mut(), ptr::null_mut());
+        call!(cuda, cuCtxGetCurrent(&raw mut before)).map_err(at(&cuda, "asking for the current context"))?;
         call!(cuda, cuDevicePrimaryCtxRetain(&raw mut context, ordinal)).map_err(at(&cuda, "retaining the primary context"))?;
-        let gpu = Self { cuda, ordinal, _this_thread: core::marker::PhantomData };
+        let gpu = Self { cuda, ordinal, before };
         call!(cuda, cuCtxSetCurrent(context)).map_err(at(&cuda, "making the context current"))?;
         Ok(gpu)
     }
@@ -134,6 +138,12 @@ impl Gpu {
 
     pub(crate) const fn ordinal(&self) -> CUdevice {
         self.ordinal
+    }
+
+    /// The same device once more, by a driver whose calls of export and import are led past a clock; see [`take_calls`].
+    pub(crate) fn timed(&self) -> Result<Self, Failure> {
+        let cuda = Cuda::with(timed::timed(self.cuda.api())).map_err(Failure::at("initialising the driver behind a clock"))?;
+        Self::with(cuda, self.ordinal)
     }
 
     /// Makes the failure of `step` from an error of the driver's or of the library's, with the code's name.
@@ -311,7 +321,7 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        let _ = call!(self.cuda, cuCtxSetCurrent(ptr::null_mut()));
+        let _ = call!(self.cuda, cuCtxSetCurrent(self.before));
         let _ = call!(self.cuda, cuDevicePrimaryCtxRelease(self.ordinal));
     }
 }

@@ -1,6 +1,8 @@
-//! A progress bar on standard error, where that is a terminal; nothing elsewhere.
+//! Progress on standard error: a bar where that is a terminal; elsewhere a line now and then, so that a log shows that a long run lives.
 
+use core::time::Duration;
 use std::io::IsTerminal;
+use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -9,16 +11,24 @@ pub(crate) struct Progress {
     visible: bool,
     phase: String,
     bar: Option<ProgressBar>,
+    last_line: Instant,
 }
+
+/// Between two lines where there is no terminal. What is done by then has none.
+const PAUSE: Duration = Duration::from_secs(10);
 
 impl Progress {
     pub(crate) fn new() -> Self {
-        Self { visible: std::io::stderr().is_terminal(), phase: String::new(), bar: None }
+        Self { visible: std::io::stderr().is_terminal(), phase: String::new(), bar: None, last_line: Instant::now() }
     }
 
     /// Shows `done` of `total` in `phase`. A new phase takes the place of the one before.
     pub(crate) fn show(&mut self, phase: &str, done: u64, total: u64) {
         if !self.visible {
+            if self.last_line.elapsed() > PAUSE {
+                self.last_line = Instant::now();
+                eprintln!("{phase}: {done} of {total}");
+            }
             return;
         }
         if self.phase != phase {

@@ -13,7 +13,7 @@ fn report(fake: &Fake, args: &[&str]) -> Value {
     assert_eq!(code, 0, "{args:?}: {err}");
     let report: Value = serde_json::from_str(&out).expect("one JSON object");
     assert_eq!((&report["bench"], &report["driver"]), (&args[1].into(), &"fake".into()));
-    for text in ["gpu", "cuda_version", "kernel", "cpu"] {
+    for text in ["gpu", "cuda_version", "kernel", "cpu", "program"] {
         assert!(report[text].as_str().is_some_and(|text| !text.is_empty()), "{text}: {report}");
     }
     for number in ["cpus", "cores", "reps"] {
@@ -52,6 +52,10 @@ fn wrong_uses_exit_with_64() {
         &["give-back", "--size", "big"],
         &["give-back", "--ways", "politely"],
         &["export", "--cache"],
+        &["bandwidth", "--kinds", "vram"],
+        &["parts", "--parts", "0"],
+        &["plot", "--svg", "x"],
+        &["plot", "report.json"],
     ];
     for case in cases {
         let args: Vec<&str> = ["bench"].iter().chain(*case).copied().collect();
@@ -63,7 +67,7 @@ fn wrong_uses_exit_with_64() {
 #[test]
 fn benches_report_what_they_measured() {
     let Some(fake) = Fake::new("bench") else { return };
-    for (bench, comparison) in [("import", "import"), ("export", "export_and_release"), ("bandwidth", "gbps")] {
+    for (bench, comparison) in [("import", "import"), ("export", "export_and_release"), ("broker", "import")] {
         let report = report(&fake, &[bench, "--chunks", "1,3", "--reps", "3"]);
         assert_eq!(report["reps"], 3);
         let rows = list(&report, "rows");
@@ -92,25 +96,145 @@ fn an_import_through_a_cache_imports_every_chunk_each_time() {
     assert!(without["rows"][0]["cached"].is_null());
 }
 
+/// The steps of the first row: for each, how many calls the floor and ours have made.
+fn steps(report: &Value) -> Vec<(String, u64, u64)> {
+    let number = |step: &Value, name: &str| step[name].as_u64().expect("a number of calls");
+    let step = |step: &Value| (step["step"].as_str().expect("a name").to_owned(), number(step, "floor_calls"), number(step, "ours_calls"));
+    list(&report["rows"][0], "steps").iter().map(step).collect()
+}
+
+#[test]
+fn the_split_of_an_import_has_the_calls_of_the_floor_and_no_others() {
+    let Some(fake) = Fake::new("bench-steps") else { return };
+    let steps = steps(&report(&fake, &["import", "--chunks", "7", "--reps", "3"]));
+    let named = |name: &str| steps.iter().find(|step| step.0 == name).map(|step| (step.1, step.2));
+    for (call, number) in [
+        ("cuMemAddressReserve", 1),
+        ("cuMemImportFromShareableHandle", 7),
+        ("cuMemMap", 7),
+        ("cuMemRelease", 7),
+        ("cuMemSetAccess", 1),
+        ("everything else", 0),
+    ] {
+        assert_eq!(named(call), Some((number, number)), "{call}: {steps:?}");
+    }
+    // What ours asks beyond that does not grow with the chunks.
+    let more: Vec<_> = steps.iter().filter(|step| step.1 != step.2).collect();
+    assert!(more.iter().all(|step| step.0 == "cuThreadExchangeStreamCaptureMode" && step.2 == 4), "{steps:?}");
+}
+
+#[test]
+fn the_split_of_an_export_shows_what_is_asked_about_each_chunk() {
+    let Some(fake) = Fake::new("bench-export-steps") else { return };
+    let steps = steps(&report(&fake, &["export", "--chunks", "7", "--reps", "3"]));
+    for call in ["cuMemRetainAllocationHandle", "cuMemExportToShareableHandle", "cuMemRelease"] {
+        assert!(steps.contains(&(call.to_owned(), 7, 7)), "{call}: {steps:?}");
+    }
+}
+
 #[test]
 fn an_import_by_the_broker_is_measured_against_one_by_pidfd() {
-    let Some(fake) = Fake::new("bench-import-broker") else { return };
-    let found = report(&fake, &["import", "--broker", "--chunks", "1,7", "--reps", "3"]);
-    for row in list(&found, "rows") {
-        assert_spreads(&row["brokered"], &["connect"]);
-        assert_spreads(&row["brokered"]["import"], &["floor", "ours"]);
+    let Some(fake) = Fake::new("bench-broker") else { return };
+    let found = report(&fake, &["broker", "--chunks", "1,7", "--reps", "3"]);
+    let rows = list(&found, "rows");
+    assert_eq!(rows.iter().map(|row| &row["chunks"]).collect::<Vec<_>>(), [1, 7]);
+    for row in rows {
+        assert_spreads(row, &["connect", "connect_pidfd"]);
+        assert_spreads(&row["import"], &["floor", "ours"]);
     }
-    let without = report(&fake, &["import", "--chunks", "1", "--reps", "1"]);
-    assert!(without["rows"][0]["brokered"].is_null());
 }
 
 #[test]
 fn bandwidth_tells_the_kind_of_memory_from_the_import() {
     let Some(fake) = Fake::new("bench-kinds") else { return };
     let found = report(&fake, &["bandwidth", "--chunks", "2", "--reps", "3"]);
-    for comparison in ["gbps", "local_chunks", "over_local_chunks"] {
-        assert_spreads(&found["rows"][0][comparison], &["floor", "ours"]);
+    let rows = list(&found, "rows");
+    let of = |row: &Value| (row["kind"].as_str().unwrap_or_default().to_owned(), row["chunks"].as_u64(), row["bytes"].as_u64());
+    let bytes = Some(22 << 20);
+    let wanted = [("vmm", 2), ("pool", 1), ("malloc", 1)].map(|(kind, chunks)| (kind.to_owned(), Some(chunks), bytes));
+    assert_eq!(rows.iter().map(of).collect::<Vec<_>>(), wanted);
+    for row in rows {
+        for comparison in ["gbps", "local", "over_local", "sub_range"] {
+            assert_spreads(&row[comparison], &["floor", "ours"]);
+        }
     }
+    let found = report(&fake, &["bandwidth", "--kinds", "pool", "--chunks", "1", "--reps", "1"]);
+    assert_eq!(list(&found, "rows").len(), 1);
+}
+
+#[test]
+fn parts_of_a_segment_import_each_chunk_once() {
+    let Some(fake) = Fake::new("bench-parts") else { return };
+    // 37 parts do not fit the chunks evenly: some lie over the border of two.
+    let found = report(&fake, &["parts", "--parts", "37", "--size", "60M"]);
+    assert_eq!((&found["chunks"], &found["parts"]), (&3.into(), &37.into()));
+    assert_eq!(found["leases"]["first"]["imported"], 3);
+    assert_eq!(found["leases"]["again"]["imported"], 0);
+    assert_spreads(&found["registration"], &["each", "release"]);
+    for pass in ["first", "again"] {
+        assert_spreads(&found["leases"][pass], &["open", "lease"]);
+    }
+    let (code, _, err) = fake.run(&["bench", "parts", "--parts", "1000000", "--size", "20M"]);
+    assert!(code == 64 && err.contains("512 bytes"), "{code}: {err}");
+}
+
+#[test]
+fn threads_import_their_own_chunks_and_a_common_one_once() {
+    let Some(fake) = Fake::new("bench-misses") else { return };
+    let args = ["cache", "--windows", "4", "--chunks", "1", "--threads", "1,3", "--reps", "2", "--span", "1"];
+    let found = report(&fake, &args);
+    let rows = list(&found, "miss_threads");
+    assert_eq!(rows.iter().map(|row| &row["threads"]).collect::<Vec<_>>(), [1, 3]);
+    for (row, each) in rows.iter().zip([8, 24]) {
+        assert_eq!(row["imported"], serde_json::json!([[each, each], [1, 1]]), "{row}");
+        assert_spreads(row, &["different_us", "same_us"]);
+    }
+}
+
+#[test]
+fn all_benches_are_one_report_and_its_plots_can_be_drawn_later() {
+    let Some(fake) = Fake::new("bench-all") else { return };
+    let folder = |name: &str| fake.machine.join(name).to_str().expect("UTF-8").to_owned();
+    let (now, later, file) = (folder("now"), folder("later"), folder("report.json"));
+    let (code, out, err) = fake.run(&["bench", "all", "--quick", "--json", "--svg", &now]);
+    assert_eq!(code, 0, "{err}");
+    let report: Value = serde_json::from_str(&out).expect("one JSON object");
+    let names: Vec<&str> = list(&report, "reports").iter().filter_map(|report| report["bench"].as_str()).collect();
+    assert_eq!(names, ["import", "export", "broker", "growth", "bandwidth", "parts", "cache", "give-back"]);
+
+    std::fs::write(&file, &out).expect("a file");
+    // No driver is needed for that.
+    let (code, out, err) = run(program(&["bench", "plot", &file, "--svg", &later]));
+    assert_eq!((code, out.as_str()), (0, ""), "{err}");
+    let plots = |folder: &str| {
+        let files = std::fs::read_dir(folder).expect("a folder of plots").map(|entry| entry.expect("an entry").path());
+        let mut all: Vec<_> =
+            files.map(|file| (file.file_name().map(ToOwned::to_owned), std::fs::read_to_string(&file).expect("text"))).collect();
+        all.sort();
+        all
+    };
+    let drawn = plots(&now);
+    assert_eq!(drawn.len(), 12);
+    assert!(drawn.iter().all(|(_, svg)| svg.contains("Fake CUDA device") && svg.contains("</svg>")));
+    assert!(drawn == plots(&later), "a saved report gives the same plots");
+
+    let (code, out, err) = fake.run(&["bench", "all", "--quick"]);
+    assert_eq!(code, 0, "{err}");
+    assert_eq!(names.iter().filter(|name| out.contains(&format!("bench {name}: driver=fake"))).count(), names.len(), "{out}");
+}
+
+#[test]
+fn what_is_no_report_is_not_drawn() {
+    let folder = std::env::temp_dir().join(format!("cuda-ipc-cli-no-report-{}", std::process::id()));
+    std::fs::create_dir(&folder).expect("a folder");
+    let file = folder.join("report.json");
+    let (path, svg) = (file.to_str().expect("UTF-8"), folder.to_str().expect("UTF-8"));
+    for (text, cause) in [("{\"bench\": \"unheard of\"}", "no report"), ("{\"bench\": ", "EOF"), ("", "no report")] {
+        std::fs::write(&file, text).expect("a file");
+        let (code, out, err) = run(program(&["bench", "plot", path, "--svg", svg]));
+        assert!(code == 1 && out.is_empty() && err.contains(cause), "{text}: {err}");
+    }
+    std::fs::remove_dir_all(&folder).expect("the folder goes");
 }
 
 #[test]

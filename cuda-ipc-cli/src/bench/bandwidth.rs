@@ -1,45 +1,89 @@
-//! Copies from imported memory, against copies from local memory of both kinds: of `cuMemAlloc`, and mapped chunks of the same sizes. So it is seen what
-//! the kind of memory costs, and what it costs that the memory is another process's.
+//! Copies from imported memory of each kind, against copies from local memory: of `cuMemAlloc`, and of the same kind. So it is seen what the kind of memory
+//! costs, and what it costs that the memory is another process's.
 //!
 //! Copies are queued in batches long enough that starting and completing a batch, some ten microseconds, do not count.
 
 use core::time::Duration;
-use std::sync::Arc;
 use std::time::Instant;
 
-use cuda_ipc_core::importer::{Access, Deadline, Import, Peer};
+use clap::ValueEnum;
+use cuda_ipc_core::importer::Route;
 use serde::{Deserialize, Serialize};
 
-use super::import::Settings;
 use super::samples::{Comparison, Spread, take_turns};
-use super::{Measured, Pairs, Tables, start_exporter, table};
+use super::{Common, Found, Measured, Rows, Tables, start_exporter, table};
 use crate::Role;
-use crate::demo::importer::{DEADLINE, decode};
+use crate::chunk_sizes;
+use crate::demo::importer::{Shared, decode_any};
+use crate::exporter_process::{Kind, Memory};
 use crate::failure::Failure;
-use crate::gpu::{Buffer, Chunks, Gpu};
+use crate::gpu::{Buffer, Gpu};
+use crate::limits;
 use crate::peer_process::{Link, PeerProcess};
 use crate::progress::Progress;
 use crate::size;
 
-/// What was found for one number of chunks, in GB/s.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Kinds of memory
+    #[arg(long, value_name = "KIND", value_delimiter = ',', value_enum, default_values_t = [Kind::Vmm, Kind::Pool, Kind::Malloc])]
+    kinds: Vec<Kind>,
+    /// How many chunks, of 2 MiB and 20 MiB in turn; memory of other kinds is one allocation of their sum
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 25, 400], value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    chunks: Vec<u32>,
+    /// How many batches of each
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    reps: u32,
+    #[command(flatten)]
+    pub(super) common: Common,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Settings {
+    rkey: String,
+    kind: Kind,
+    sizes: Vec<u64>,
+    reps: u32,
+}
+
+/// What was found for one kind and size, in GB/s; more is better.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Row {
+    kind: Kind,
+    /// 1 for memory of other kinds than chunks.
     chunks: usize,
     bytes: u64,
     /// Copies in a batch.
     batch: u32,
-    /// Imported memory over local memory of `cuMemAlloc`; more is better.
+    /// Imported memory over local memory of `cuMemAlloc`.
     gbps: Comparison,
-    /// Local chunks over local memory of `cuMemAlloc`.
-    local_chunks: Comparison,
-    /// Imported memory over local chunks.
-    over_local_chunks: Comparison,
+    /// Local memory of the same kind over local memory of `cuMemAlloc`.
+    local: Comparison,
+    /// Imported memory over local memory of the same kind.
+    over_local: Comparison,
+    /// The same for a sub-range.
+    sub_range: Comparison,
 }
 
-pub(super) fn rows(pairs: &Pairs, sizes: Vec<u64>, progress: &mut Progress) -> Measured<Row> {
-    let (exporter, exported) = start_exporter(&pairs.common, sizes, progress)?;
-    let settings = Settings { rkey: exported.rkey, reps: pairs.reps, cache: false, broker: false };
-    let mut reader = PeerProcess::start(Role::BenchReader, &settings, pairs.common.silence())?;
+pub(super) fn run(args: &Args) -> Result<Found, Failure> {
+    let mut progress = Progress::new();
+    let (mut rows, mut facts) = (Vec::new(), None);
+    for &kind in &args.kinds {
+        for &count in &args.chunks {
+            let (row, found) = row(args, kind, chunk_sizes::mixed(count), &mut progress)?;
+            rows.push(row);
+            facts.get_or_insert(found);
+        }
+    }
+    progress.finish();
+    let tables = tables(&rows);
+    Found::new("bandwidth", facts, args.reps, &format!("{} batches of each, in turns", args.reps), &Rows { rows }, tables)
+}
+
+fn row(args: &Args, kind: Kind, sizes: Vec<u64>, progress: &mut Progress) -> Measured<Row> {
+    let (exporter, exported) = start_exporter(&args.common, kind, sizes.clone(), progress)?;
+    let settings = Settings { rkey: exported.rkey, kind, sizes, reps: args.reps };
+    let mut reader = PeerProcess::start(Role::BenchReader, &settings, args.common.silence())?;
     let row = reader.receive(progress)?;
     progress.finish();
     reader.finish()?;
@@ -47,32 +91,37 @@ pub(super) fn rows(pairs: &Pairs, sizes: Vec<u64>, progress: &mut Progress) -> M
     Ok((row, exported.facts))
 }
 
-pub(super) fn tables(rows: &[Row]) -> Tables {
+fn tables(rows: &[Row]) -> Tables {
     let mut copies = table(&[
+        "kind",
         "chunks",
         "size",
         "copies in a batch",
         "cuMemAlloc GB/s: min / median / max",
-        "local chunks GB/s: min / median / max",
+        "local, same kind GB/s: min / median / max",
         "imported GB/s: min / median / max",
     ]);
-    let mut ratios = table(&["chunks", "what over what", "ratio of medians", "median of pair ratios"]);
-    for Row { chunks, bytes, batch, gbps, local_chunks, over_local_chunks } in rows {
+    let mut ratios = table(&["kind", "chunks", "what over what", "ratio of medians", "median of pair ratios"]);
+    for Row { kind, chunks, bytes, batch, gbps, local, over_local, sub_range } in rows {
+        let kind = kind.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
         copies.add_row([
+            kind.clone(),
             chunks.to_string(),
             size::human(*bytes),
             batch.to_string(),
             gbps.floor.to_string(),
-            local_chunks.ours.to_string(),
+            local.ours.to_string(),
             gbps.ours.to_string(),
         ]);
         let pairs = [
             ("imported over cuMemAlloc", gbps),
-            ("local chunks over cuMemAlloc", local_chunks),
-            ("imported over local chunks", over_local_chunks),
+            ("local of the same kind over cuMemAlloc", local),
+            ("imported over local of the same kind", over_local),
+            ("a sub-range, imported over local of the same kind", sub_range),
         ];
         for (what, pair) in pairs {
             ratios.add_row([
+                kind.clone(),
                 chunks.to_string(),
                 what.to_owned(),
                 format!("{:.3}", pair.ratio_of_medians),
@@ -85,36 +134,47 @@ pub(super) fn tables(rows: &[Row]) -> Tables {
 
 /// The importing process.
 pub(crate) fn child(link: &mut Link) -> Result<(), Failure> {
-    let Settings { rkey, reps, .. } = link.receive()?;
-    let (rkey, key) = decode(&rkey)?;
+    let Settings { rkey, kind, sizes, reps } = link.receive()?;
+    limits::raise_open_files();
+    let rkey = decode_any(&rkey)?;
     let gpu = Gpu::with_uuid(rkey.device)?;
-    let peer = Arc::new(Peer::connect(&key, Deadline::after(DEADLINE)).map_err(gpu.at("reaching the exporter"))?);
-    let devices = [gpu.ordinal()];
-    let access = Access { devices: &devices, writable: false };
-    let import = Import::new(gpu.cuda(), &peer, &key, rkey.base, rkey.len, access, Deadline::after(DEADLINE))
-        .map_err(gpu.at("importing the range"))?;
-    let (local, target) = (Buffer::new(&gpu, rkey.len)?, Buffer::new(&gpu, rkey.len)?);
-    let batch = batch(&gpu, &target, import.address(), rkey.len)?;
-    let sizes: Vec<u64> = import.chunks().iter().map(|(_, chunk)| chunk.len).collect();
-    let chunks = Chunks::new(&gpu, &sizes)?;
-    let copies = |from: u64| time(&gpu, &target, from, rkey.len, batch);
-    let phase = format!("copies from {} chunks", sizes.len());
+    let shared = Shared::new(&gpu, &rkey, Route::Auto)?;
+    // A legacy handle's rkey says how long the driver has made the allocation, which may be more than was asked for.
+    let len = rkey.len.min(sizes.iter().sum());
+    let (local, target) = (Buffer::new(&gpu, len)?, Buffer::new(&gpu, len)?);
+    let batch = batch(&gpu, &target, shared.address, len)?;
+    let same = Memory::new(&gpu, kind, &sizes)?;
+    let (same_address, _) = same.range();
+    let inner = chunk_sizes::inner_range(&sizes);
+    let whole = |from: u64| time(&gpu, &target, from, len, batch);
+    let part = |from: u64| time(&gpu, &target, from + inner.start, inner.end - inner.start, batch);
+    let chunks = if kind == Kind::Vmm { sizes.len() } else { 1 };
     let samples = take_turns(
         reps,
-        |done, total| link.progress(&phase, done, total),
-        &mut [&mut || copies(local.address()), &mut || copies(chunks.address()), &mut || copies(import.address())],
+        |done, total| link.progress(&format!("copies of {}", size::human(len)), done, total),
+        &mut [
+            &mut || whole(local.address()),
+            &mut || whole(same_address),
+            &mut || whole(shared.address),
+            &mut || part(same_address),
+            &mut || part(shared.address),
+        ],
     )?;
-    let [alloc, vmm, imported] = samples.as_slice() else { return Err(Failure::new("measuring", "samples are missing")) };
+    let [alloc, local, imported, local_part, imported_part] = samples.as_slice() else {
+        return Err(Failure::new("measuring", "samples are missing"));
+    };
     link.send(&Row {
-        chunks: sizes.len(),
-        bytes: rkey.len,
+        kind,
+        chunks,
+        bytes: len,
         batch,
         gbps: Comparison::of(alloc, imported),
-        local_chunks: Comparison::of(alloc, vmm),
-        over_local_chunks: Comparison::of(vmm, imported),
+        local: Comparison::of(alloc, local),
+        over_local: Comparison::of(local, imported),
+        sub_range: Comparison::of(local_part, imported_part),
     })?;
     link.wait_for_end();
-    import.close().map_err(gpu.at("unmapping the range"))
+    shared.memory.close().map_err(gpu.at("unmapping the range"))
 }
 
 /// GB/s of copies of `len` bytes, the median of some batches.

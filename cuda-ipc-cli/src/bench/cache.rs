@@ -8,12 +8,13 @@ pub(crate) mod exporter;
 pub(crate) mod importer;
 mod locked;
 mod loops;
+pub(crate) mod misses;
 mod report;
 mod threads;
 
 use serde::Serialize;
 
-use super::{Common, print};
+use super::{Common, Found, machine};
 use crate::Role;
 use crate::failure::Failure;
 use crate::peer_process::PeerProcess;
@@ -30,8 +31,8 @@ pub(crate) struct Args {
     /// How many chunks a lease covers
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 26, 400], value_parser = clap::value_parser!(u32).range(1..=4096))]
     chunks: Vec<u32>,
-    /// How many threads take leases at once
-    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16], value_parser = clap::value_parser!(u32).range(1..=1024))]
+    /// How many threads take leases at once [default: 1, 2, 4 and so on, up to one for each processor]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Vec<u32>,
     /// At how many windows threads are measured; where there are never so many, at as many as there are
     #[arg(long, value_name = "N", default_value_t = 10_000)]
@@ -46,7 +47,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     per_exporter: Option<u32>,
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
 }
 
 /// How many windows have more than one chunk, at most: an fd is needed for each.
@@ -62,15 +63,18 @@ struct Body {
     span_ms: u64,
     #[serde(flatten)]
     findings: Findings,
+    /// Leases that are misses, on several threads.
+    miss_threads: Vec<misses::Row>,
 }
 
-pub(super) fn run(args: &Args) -> Result<(), Failure> {
+pub(super) fn run(args: &Args) -> Result<Found, Failure> {
     let mut progress = Progress::new();
     let (mut windows, mut chunks) = (args.windows.clone(), args.chunks.clone());
     for list in [&mut windows, &mut chunks] {
         list.sort_unstable();
         list.dedup();
     }
+    let threads = if args.threads.is_empty() { up_to_all_processors() } else { args.threads.clone() };
     let widest = chunks.last().copied().unwrap_or(1);
     let wide = if widest == 1 { 0 } else { WIDE.min(windows.first().copied().unwrap_or(1)) };
     let wanted: Vec<u32> = (0..windows.last().copied().unwrap_or(1)).map(|number| if number < wide { widest } else { 1 }).collect();
@@ -80,7 +84,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let settings = importer::Settings {
         windows,
         chunks,
-        threads: args.threads.clone(),
+        threads: threads.clone(),
         threads_at: args.threads_at,
         wide,
         reps: args.reps,
@@ -103,19 +107,31 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let limit = mades.last().and_then(|made| made.limit.as_deref()).unwrap_or("no more exporters");
         findings.notes.push(format!("{made} of {} windows were made: {limit}", wanted.len()));
     }
-    let Some(first) = mades.into_iter().next() else { return Ok(()) };
-    findings.notes.extend(first.note);
+    let facts = mades.into_iter().next().map(|first| {
+        findings.notes.extend(first.note);
+        first.facts
+    });
     if findings.misses != 0 {
         return Err(Failure::new("measuring hits", format!("{} leases were no hits", findings.misses)));
     }
     for note in &findings.notes {
         eprintln!("note: {note}");
     }
-    let tables = findings.tables();
+    let misses = misses::measure(args, &threads, &mut progress)?;
+    let mut tables = findings.tables();
+    tables.push((misses::TITLE, misses::table(&misses)));
     let about =
         format!("{made} windows of {count} exporter{}, {} repetitions of {} ms", if count == 1 { "" } else { "s" }, args.reps, args.span);
-    let body = Body { exporters: count, windows: made, span_ms: args.span, findings };
-    print(&args.common, "cache", first.facts, args.reps, &about, &body, tables)
+    let body = Body { exporters: count, windows: made, span_ms: args.span, findings, miss_threads: misses };
+    Found::new("cache", facts, args.reps, &about, &body, tables)
+}
+
+/// Powers of two, and the number of processors at the end.
+fn up_to_all_processors() -> Vec<u32> {
+    let all = u32::try_from(machine::cpus().len()).unwrap_or(1).clamp(1, 1024);
+    let mut threads: Vec<u32> = (0..10).map(|power| 1 << power).take_while(|&threads| threads < all).collect();
+    threads.push(all);
+    threads
 }
 
 /// Starts exporters until they have all windows, or one finds a limit that the next one would find, too.

@@ -7,6 +7,7 @@ use cuda_ipc_core::exporter::{Exporter, ExporterOptions};
 use serde::{Deserialize, Serialize};
 
 use super::samples::{Comparison, Spread, compare, micros};
+use super::steps::{self, Step};
 use super::{Measured, Pairs, Tables, table};
 use crate::Role;
 use crate::failure::Failure;
@@ -41,6 +42,8 @@ pub(super) struct Row {
     registration: Spread,
     registered_bytes: u64,
     registered_chunks: usize,
+    /// Where the time of export and release goes.
+    steps: Vec<Step>,
 }
 
 pub(super) fn measure(pairs: &Pairs, sizes: Vec<u64>, progress: &mut Progress) -> Measured<Row> {
@@ -81,6 +84,7 @@ pub(super) fn tables(rows: &[Row]) -> Tables {
         ("Export of unknown chunks and its release", exports),
         ("Ours in its parts", parts),
         ("Registration inside known chunks", registrations),
+        (steps::TITLE, steps::table(rows.iter().map(|row| (row.chunks, &row.steps[..])))),
     ]
 }
 
@@ -91,7 +95,7 @@ pub(crate) fn child(link: &mut Link) -> Result<(), Failure> {
     let gpu = Gpu::open(device)?;
     let memory = Chunks::new(&gpu, &sizes)?;
     let (base, len) = (memory.address(), memory.len());
-    let exporter = Exporter::new(*gpu.cuda(), ExporterOptions::default()).map_err(Failure::at("making the export table"))?;
+    let exporter = make_exporter(&gpu)?;
     let addresses: Vec<u64> = sizes
         .iter()
         .scan(base, |next, size| {
@@ -102,23 +106,13 @@ pub(crate) fn child(link: &mut Link) -> Result<(), Failure> {
         .collect();
 
     let (mut exports, mut releases) = (Vec::new(), Vec::new());
-    let floor = || {
-        let start = Instant::now();
-        let fds = bare_export(&gpu, &addresses)?;
-        drop(fds);
-        Ok(micros(start.elapsed()))
-    };
     let ours = || {
-        let start = Instant::now();
-        let export = exporter.export(base, len).map_err(gpu.at("exporting the range"))?;
-        let exported = start.elapsed();
-        drop(export);
-        let both = start.elapsed();
-        exports.push(micros(exported));
-        releases.push(micros(both - exported));
-        Ok(micros(both))
+        let times = export_once(&gpu, &exporter, base, len)?;
+        exports.push(times.export_us);
+        releases.push(times.release_us);
+        Ok(times.export_us + times.release_us)
     };
-    let export_and_release = compare(reps, link, &format!("export of {} chunks", sizes.len()), floor, ours)?;
+    let export_and_release = compare(reps, link, &format!("export of {} chunks", sizes.len()), || floor(&gpu, &addresses), ours)?;
 
     let whole = exporter.export(base, len).map_err(gpu.at("exporting the range"))?;
     let registered_bytes = len.min(REGISTERED);
@@ -132,6 +126,12 @@ pub(crate) fn child(link: &mut Link) -> Result<(), Failure> {
     }
     drop(whole);
 
+    let timed = gpu.timed()?;
+    let exporter = make_exporter(&timed)?;
+    let ours = || export_once(&timed, &exporter, base, len).map(|times| times.export_us + times.release_us);
+    let steps = steps::measure(reps, link, || floor(&timed, &addresses), ours)?;
+    drop(exporter);
+
     let row = Row {
         chunks: sizes.len(),
         bytes: len,
@@ -141,10 +141,37 @@ pub(crate) fn child(link: &mut Link) -> Result<(), Failure> {
         registration: Spread::of(&registrations),
         registered_bytes,
         registered_chunks,
+        steps,
     };
     link.send(&(row, gpu.facts()?))?;
     link.wait_for_end();
     Ok(())
+}
+
+fn make_exporter(gpu: &Gpu) -> Result<Exporter, Failure> {
+    Exporter::new(*gpu.cuda(), ExporterOptions::default()).map_err(Failure::at("making the export table"))
+}
+
+/// What one export took.
+struct Times {
+    export_us: f64,
+    release_us: f64,
+}
+
+fn export_once(gpu: &Gpu, exporter: &Exporter, base: u64, len: u64) -> Result<Times, Failure> {
+    let start = Instant::now();
+    let export = exporter.export(base, len).map_err(gpu.at("exporting the range"))?;
+    let exported = start.elapsed();
+    drop(export);
+    Ok(Times { export_us: micros(exported), release_us: micros(start.elapsed() - exported) })
+}
+
+/// The bare calls for the same, and the closing of all fds.
+fn floor(gpu: &Gpu, addresses: &[u64]) -> Result<f64, Failure> {
+    let start = Instant::now();
+    let fds = bare_export(gpu, addresses)?;
+    drop(fds);
+    Ok(micros(start.elapsed()))
 }
 
 /// The least that exporting can be: the calls that nobody can leave out.

@@ -15,7 +15,7 @@ use cuda_ipc_core::table::GRANULE;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use super::{Common, print};
+use super::{Common, Found};
 use crate::Role;
 use crate::failure::Failure;
 use crate::gpu::GpuFacts;
@@ -39,7 +39,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "WAY", value_delimiter = ',', value_enum, default_values_t = [Way::Retired, Way::Unreported, Way::Killed])]
     ways: Vec<Way>,
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
 }
 
 /// PyTorch's large chunks.
@@ -80,7 +80,7 @@ fn now() -> i64 {
     time.tv_sec * 1_000_000_000 + time.tv_nsec
 }
 
-pub(super) fn run(args: &Args) -> Result<(), Failure> {
+pub(super) fn run(args: &Args) -> Result<Found, Failure> {
     let chunks = args.size.div_ceil(CHUNK).max(1);
     let mut progress = Progress::new();
     let mut stage = Stage::start(&args.common, chunks, &mut progress)?;
@@ -100,7 +100,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let body = Body { size: chunks * CHUNK, chunks, rows };
     let about = format!("{} in {chunks} chunks, {} times each", size::human(body.size), args.reps);
     let tables = report::tables(&body.rows);
-    print(&args.common, "give-back", facts, args.reps, &about, &body, tables)
+    Found::new("give-back", Some(facts), args.reps, &about, &body, tables)
 }
 
 /// The processes that stay.

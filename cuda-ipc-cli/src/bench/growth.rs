@@ -8,7 +8,7 @@ pub(crate) mod importer;
 use serde::Serialize;
 
 use super::samples::{Comparison, take_turns};
-use super::{Common, Rows, Tables, print, table};
+use super::{Common, Found, Rows, Tables, table};
 use crate::Role;
 use crate::failure::Failure;
 use crate::gpu::GpuFacts;
@@ -26,7 +26,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     reps: u32,
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
 }
 
 /// What was found for one number of chunks. Times are microseconds; the floor is one chunk in a fresh window of one chunk.
@@ -49,7 +49,7 @@ enum Turn {
     All,
 }
 
-pub(super) fn run(args: &Args) -> Result<(), Failure> {
+pub(super) fn run(args: &Args) -> Result<Found, Failure> {
     let mut progress = Progress::new();
     let (mut rows, mut facts) = (Vec::new(), None);
     for &chunks in &args.chunks {
@@ -58,10 +58,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         facts.get_or_insert(found);
     }
     progress.finish();
-    // The parser lets no empty list through.
-    let Some(facts) = facts else { return Ok(()) };
     let tables = tables(&rows);
-    print(&args.common, "growth", facts, args.reps, &format!("{} times each, in turns", args.reps), &Rows { rows }, tables)
+    Found::new("growth", facts, args.reps, &format!("{} times each, in turns", args.reps), &Rows { rows }, tables)
 }
 
 fn measure(args: &Args, chunks: u32, progress: &mut Progress) -> Result<(Row, GpuFacts), Failure> {

@@ -11,9 +11,11 @@ use cuda_ipc_core::rkey::Rkey;
 use serde::{Deserialize, Serialize};
 
 use super::samples::{Comparison, Spread, compare, micros};
+use super::steps::{self, Step};
 use super::{Measured, Pairs, Tables, start_exporter, table};
 use crate::Role;
 use crate::demo::importer::{DEADLINE, decode};
+use crate::exporter_process::Kind;
 use crate::failure::Failure;
 use crate::gpu::Gpu;
 use crate::limits;
@@ -26,11 +28,7 @@ pub(super) struct Settings {
     pub(super) rkey: String,
     pub(super) reps: u32,
     /// Whether imports through a cache are measured, too.
-    #[serde(default)]
     pub(super) cache: bool,
-    /// Whether imports by the broker are measured, too.
-    #[serde(default)]
-    pub(super) broker: bool,
 }
 
 /// What was found for one number of chunks. Times are microseconds.
@@ -47,17 +45,9 @@ pub(super) struct Row {
     first_lookup: Spread,
     /// The same in a table that was read before: part of every import.
     known_lookup: Spread,
+    /// Where the time goes.
+    steps: Vec<Step>,
     cached: Option<Cached>,
-    brokered: Option<Brokered>,
-}
-
-/// Import by the exporter's broker, against import by pidfd.
-#[derive(Serialize, Deserialize)]
-struct Brokered {
-    /// The floor is the import by pidfd.
-    import: Comparison,
-    /// Reaching a peer that is not known, by its broker.
-    connect: Spread,
 }
 
 /// Import through a cache: a window of a known peer, and a lease of all of it.
@@ -72,9 +62,9 @@ struct Cached {
     imported_chunks: u64,
 }
 
-pub(super) fn measure(pairs: &Pairs, (cache, broker): (bool, bool), sizes: Vec<u64>, progress: &mut Progress) -> Measured<Row> {
-    let (exporter, exported) = start_exporter(&pairs.common, sizes, progress)?;
-    let settings = Settings { rkey: exported.rkey, reps: pairs.reps, cache, broker };
+pub(super) fn measure(pairs: &Pairs, cache: bool, sizes: Vec<u64>, progress: &mut Progress) -> Measured<Row> {
+    let (exporter, exported) = start_exporter(&pairs.common, Kind::Vmm, sizes, progress)?;
+    let settings = Settings { rkey: exported.rkey, reps: pairs.reps, cache };
     let mut importer = PeerProcess::start(Role::BenchImporter, &settings, pairs.common.silence())?;
     let row = importer.receive(progress)?;
     progress.finish();
@@ -107,14 +97,6 @@ pub(super) fn tables(rows: &[Row]) -> Tables {
         "median of pair ratios",
         "of it the window us",
     ]);
-    let mut brokered = table(&[
-        "chunks",
-        "by pidfd us: min / median / max",
-        "by the broker us: min / median / max",
-        "ratio of medians",
-        "median of pair ratios",
-        "connect us",
-    ]);
     let ratios = |pair: &Comparison| [format!("{:.3}", pair.ratio_of_medians), format!("{:.3}", pair.median_of_pair_ratios)];
     for row in rows {
         let chunks = row.chunks.to_string();
@@ -128,17 +110,6 @@ pub(super) fn tables(rows: &[Row]) -> Tables {
             row.first_lookup.to_string(),
             row.known_lookup.to_string(),
         ]);
-        if let Some(Brokered { import, connect }) = &row.brokered {
-            let [of_medians, of_pairs] = ratios(import);
-            brokered.add_row([
-                chunks.clone(),
-                import.floor.to_string(),
-                import.ours.to_string(),
-                of_medians,
-                of_pairs,
-                connect.to_string(),
-            ]);
-        }
         if let Some(Cached { import, window, .. }) = &row.cached {
             let [of_medians, of_pairs] = ratios(import);
             cached.add_row([chunks.clone(), import.floor.to_string(), import.ours.to_string(), of_medians, of_pairs, window.to_string()]);
@@ -151,23 +122,17 @@ pub(super) fn tables(rows: &[Row]) -> Tables {
     if rows.iter().any(|row| row.cached.is_some()) {
         tables.push(("Import through a cache: a fresh window of a known peer, and a lease of all of it", cached));
     }
-    if rows.iter().any(|row| row.brokered.is_some()) {
-        tables.push(("Import by the exporter's broker, against import by pidfd", brokered));
-    }
+    tables.push((steps::TITLE, steps::table(rows.iter().map(|row| (row.chunks, &row.steps[..])))));
     tables
 }
 
 /// The importing process.
 pub(crate) fn child(link: &mut Link) -> Result<(), Failure> {
-    let Settings { rkey, reps, cache, broker } = link.receive()?;
+    let Settings { rkey, reps, cache } = link.receive()?;
     limits::raise_open_files();
     let (rkey, key) = decode(&rkey)?;
     let gpu = Gpu::with_uuid(rkey.device)?;
-    let connect_by = |route| {
-        let options = ConnectOptions::default().with_route(route);
-        Peer::connect_with(&key, &options, Deadline::after(DEADLINE)).map_err(gpu.at("reaching the exporter"))
-    };
-    let connect = || connect_by(Route::Pidfd);
+    let connect = || connect_by(&gpu, &key, Route::Pidfd);
     let look_up = |peer: &Peer| peer.lookup(rkey.base, rkey.len).map_err(gpu.at::<ImportError>("looking the chunks up"));
 
     let (mut connects, mut first_lookups) = (Vec::new(), Vec::new());
@@ -200,38 +165,12 @@ pub(crate) fn child(link: &mut Link) -> Result<(), Failure> {
         return Err(Failure::new("preparing the floor", "the exporter holds no fd for some chunks"));
     }
     let pidfd = pidfd_sys::pidfd_open(key.pid).map_err(Failure::at("opening a pidfd"))?;
-    let devices = [gpu.ordinal()];
-    let access = Access { devices: &devices, writable: false };
-    let floor = || {
-        let start = Instant::now();
-        let base = bare_import(&gpu, pidfd.as_fd(), &chunks, rkey.len)?;
-        let elapsed = start.elapsed();
-        gpu.unmap(base, rkey.len).and_then(|()| gpu.free_reservation(base, rkey.len)).map_err(gpu.at("taking the floor down"))?;
-        Ok(micros(elapsed))
-    };
-    let import_from = |peer: &Arc<Peer>| {
-        let start = Instant::now();
-        let import = Import::new(gpu.cuda(), peer, &key, rkey.base, rkey.len, access, Deadline::after(DEADLINE))
-            .map_err(gpu.at("importing the range"))?;
-        let elapsed = start.elapsed();
-        import.close().map_err(gpu.at("unmapping the range"))?;
-        Ok(micros(elapsed))
-    };
-    let import = compare(reps, link, &format!("import of {} chunks", chunks.len()), &floor, || import_from(&peer))?;
-    let brokered = if broker {
-        let mut connects = Vec::new();
-        for _ in 0..reps.max(100) {
-            let start = Instant::now();
-            drop(connect_by(Route::Broker)?);
-            connects.push(micros(start.elapsed()));
-        }
-        let asked = Arc::new(connect_by(Route::Broker)?);
-        let import = compare(reps, link, "import by the broker", || import_from(&peer), || import_from(&asked))?;
-        Some(Brokered { import, connect: Spread::of(&connects) })
-    } else {
-        None
-    };
-    let cached = if cache { Some(cached(&gpu, &rkey, &key, reps, link, floor)?) } else { None };
+    let floor = |gpu: &Gpu| floor(gpu, pidfd.as_fd(), &chunks, rkey.len);
+    let phase = format!("import of {} chunks", chunks.len());
+    let import = compare(reps, link, &phase, || floor(&gpu), || import_from(&gpu, &peer, &rkey, &key))?;
+    let cached = if cache { Some(cached(&gpu, &rkey, &key, reps, link, || floor(&gpu))?) } else { None };
+    let timed = gpu.timed()?;
+    let steps = steps::measure(reps, link, || floor(&timed), || import_from(&timed, &peer, &rkey, &key))?;
     link.send(&Row {
         chunks: chunks.len(),
         bytes: rkey.len,
@@ -240,11 +179,38 @@ pub(crate) fn child(link: &mut Link) -> Result<(), Failure> {
         connect: Spread::of(&connects),
         first_lookup: Spread::of(&first_lookups),
         known_lookup,
+        steps,
         cached,
-        brokered,
     })?;
     link.wait_for_end();
     Ok(())
+}
+
+/// A new contact with the exporter, by one way only.
+pub(super) fn connect_by(gpu: &Gpu, key: &Key, route: Route) -> Result<Peer, Failure> {
+    let options = ConnectOptions::default().with_route(route);
+    Peer::connect_with(key, &options, Deadline::after(DEADLINE)).map_err(gpu.at("reaching the exporter"))
+}
+
+/// Imports the range and unmaps it again; microseconds of the import.
+pub(super) fn import_from(gpu: &Gpu, peer: &Arc<Peer>, rkey: &Rkey, key: &Key) -> Result<f64, Failure> {
+    let devices = [gpu.ordinal()];
+    let access = Access { devices: &devices, writable: false };
+    let start = Instant::now();
+    let import = Import::new(gpu.cuda(), peer, key, rkey.base, rkey.len, access, Deadline::after(DEADLINE))
+        .map_err(gpu.at("importing the range"))?;
+    let elapsed = start.elapsed();
+    import.close().map_err(gpu.at("unmapping the range"))?;
+    Ok(micros(elapsed))
+}
+
+/// The bare calls for the same, and their undoing; microseconds of the first.
+fn floor(gpu: &Gpu, pidfd: BorrowedFd<'_>, chunks: &[(i32, u64)], span: u64) -> Result<f64, Failure> {
+    let start = Instant::now();
+    let base = bare_import(gpu, pidfd, chunks, span)?;
+    let elapsed = start.elapsed();
+    gpu.unmap(base, span).and_then(|()| gpu.free_reservation(base, span)).map_err(gpu.at("taking the floor down"))?;
+    Ok(micros(elapsed))
 }
 
 /// The same through a cache, against the same floor.

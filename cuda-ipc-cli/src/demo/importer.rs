@@ -75,17 +75,17 @@ pub(crate) fn run(link: &mut Link) -> Result<(), Failure> {
 }
 
 /// Imported memory, by what carried it.
-enum Memory {
+pub(crate) enum Memory {
     Chunks(Import),
     Pooled(PooledImport),
     Legacy(LegacyImport),
 }
 
 /// The range of an rkey, mapped here.
-struct Shared {
-    memory: Memory,
+pub(crate) struct Shared {
+    pub(crate) memory: Memory,
     /// Address here of the range's first byte.
-    address: u64,
+    pub(crate) address: u64,
     /// Name of the way that was taken.
     route: String,
     connect_us: f64,
@@ -94,7 +94,7 @@ struct Shared {
 
 impl Shared {
     /// Imports what the rkey says, by what its bytes say.
-    fn new(gpu: &Gpu, rkey: &Rkey, route: Route) -> Result<Self, Failure> {
+    pub(crate) fn new(gpu: &Gpu, rkey: &Rkey, route: Route) -> Result<Self, Failure> {
         let (devices, deadline) = ([gpu.ordinal()], Deadline::after(DEADLINE));
         let key = match rkey.payload {
             Payload::Posix(key) => key,
@@ -139,7 +139,7 @@ impl Memory {
         }
     }
 
-    fn close(self) -> Result<(), DriverError> {
+    pub(crate) fn close(self) -> Result<(), DriverError> {
         match self {
             Self::Chunks(import) => import.close(),
             Self::Pooled(mut import) => import.close(),

@@ -35,7 +35,8 @@ demo-broker 60 $program demo --chunks 26 --route broker
 demo-pool 60 $program demo --kind pool
 demo-malloc 60 $program demo --kind malloc
 import 200 $program bench import --chunks 1,26,400 --reps $reps --json
-import-broker 200 $program bench import --broker --chunks 1,26,400 --reps $reps --json
+broker 200 $program bench broker --chunks 1,26,400 --reps $reps --json
+parts 60 $program bench parts --json
 export 120 $program bench export --chunks 1,26,400 --reps $((reps / 2)) --json
 growth 120 $program bench growth --chunks 1,100,2000 --json
 give-back 120 $program bench give-back --size 8G --json
