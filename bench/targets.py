@@ -58,10 +58,10 @@ def contact(reports):
 
 
 def growth(reports):
-    for name, what in (("new_chunk", "lease of the new chunk"), ("all_chunks", "lease of all chunks")):
-        if rows := of(reports, "growth"):
-            high, each = worst(rows, lambda row: row[name]["ratio_of_medians"])
-            yield high, high <= 2, f"{what}, ratio of medians by chunks: {each}"
+    if rows := of(reports, "growth"):
+        high, each = worst(rows, lambda row: row["new_chunk"]["ratio_of_medians"])
+        _, all_chunks = worst(rows, lambda row: row["all_chunks"]["ratio_of_medians"])
+        yield high, high <= 2, f"lease of the new chunk, ratio of medians by chunks: {each} (of all chunks and the new one: {all_chunks})"
 
 
 def registration(reports):
