@@ -166,5 +166,5 @@ fn an_export_survives_or_names_every_failure() {
     let pairs = sweep.run_pairs();
     println!("export: {report:?}, {pairs} pairs");
     assert_eq!(report.survived["fstat"], 5, "of four chunks and the table, at the end");
-    assert!(report.points >= 71 && report.runs >= 623 && pairs >= 834);
+    assert!(report.points >= 69 && report.runs >= 623 && pairs >= 834);
 }

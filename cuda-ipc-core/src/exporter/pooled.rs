@@ -107,7 +107,7 @@ impl Shared {
         if fd.took_over() {
             self.retire_taken();
         }
-        Ok(match fd_from(self.fds_left()) {
+        Ok(match fd_from(self.fds_left(self.fd_budget())) {
             FdFrom::Held => Some(fd),
             FdFrom::OnDemand => None,
         })

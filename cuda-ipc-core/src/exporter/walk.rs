@@ -28,6 +28,8 @@ struct Runner<'a> {
     ordinal: i32,
     /// UUIDs asked for so far, by ordinal.
     uuids: Vec<(i32, [u8; 16])>,
+    /// How many fds the exporter may hold, asked for with the first chunk that needs one.
+    budget: Option<u64>,
     device: Option<[u8; 16]>,
     covered: Vec<CoveredChunk>,
 }
@@ -43,8 +45,17 @@ impl Shared {
             return Run { covered: Vec::new(), device: [0; 16] };
         }
         let number = self.lock().begin_walk();
-        let mut runner =
-            Runner { shared: self, walk: number, handle: None, fd: None, ordinal: 0, uuids: Vec::new(), device: None, covered: Vec::new() };
+        let mut runner = Runner {
+            shared: self,
+            walk: number,
+            handle: None,
+            fd: None,
+            ordinal: 0,
+            uuids: Vec::new(),
+            budget: None,
+            device: None,
+            covered: Vec::new(),
+        };
         self.cuda.with_relaxed_capture(|| {
             loop {
                 match walk.next() {
@@ -59,9 +70,13 @@ impl Shared {
 }
 
 impl Shared {
-    /// Whether the budget of fds has room for one more.
-    pub(super) fn fds_left(&self) -> bool {
-        let budget = file_limit().saturating_sub(self.options.fd_reserve);
+    /// How many fds may be held as the limit is now.
+    pub(super) fn fd_budget(&self) -> u64 {
+        file_limit().saturating_sub(self.options.fd_reserve)
+    }
+
+    /// Whether a budget has room for one more fd.
+    pub(super) fn fds_left(&self, budget: u64) -> bool {
         self.lock().stats().fds < budget
     }
 }
@@ -142,7 +157,7 @@ impl Runner<'_> {
         }
     }
 
-    fn export_handle(&self) -> Result<Option<ProcessFd>, Cause> {
+    fn export_handle(&mut self) -> Result<Option<ProcessFd>, Cause> {
         let Some(handle) = self.handle else { return Err(Cause::KeptChanging) };
         let refused = |error| out_of_files().unwrap_or_else(|| self.shared.no_fd(self.ordinal, error));
         let fd = self.shared.cuda.export_fd(handle).map_err(refused)?;
@@ -151,7 +166,8 @@ impl Runner<'_> {
             self.shared.retire_taken();
         }
         // Past the budget the entry is published without an fd: the export has shown that one can be made, which is what a broker does on demand.
-        Ok(match fd_from(self.shared.fds_left()) {
+        let budget = *self.budget.get_or_insert_with(|| self.shared.fd_budget());
+        Ok(match fd_from(self.shared.fds_left(budget)) {
             FdFrom::Held => Some(fd),
             FdFrom::OnDemand => None,
         })
