@@ -315,8 +315,13 @@ impl Shared {
     /// The known peer of `key`, or a new one, unless it has refused lately.
     fn peer(self: &Arc<Self>, key: &Key, deadline: Deadline) -> Result<Arc<PeerWindows>, CacheError> {
         let fail = |kind| CacheError { kind, pid: key.pid, address: key.base };
-        if let Some(known) = self.lock_peers().get(&key.nonce) {
-            return Ok(known.clone());
+        let known = self.lock_peers().get(&key.nonce).cloned();
+        if let Some(known) = known {
+            // There was none to be had when the peer was new, perhaps.
+            if self.options.sweep {
+                self.ensure_sweeper();
+            }
+            return Ok(known);
         }
         if let Some(refusal) = self.lock_refusals().standing(key.nonce) {
             self.counters.refused_again.fetch_add(1, Ordering::Relaxed);

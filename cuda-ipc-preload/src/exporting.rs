@@ -13,6 +13,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+use cuda_driver_sys::CUresult;
 use cuda_ipc_core::exporter::{Exporter, ExporterStats};
 use cuda_ipc_core::key::{Key, KeyKind};
 use cuda_ipc_core::reason::{Cause, NoIpc};
@@ -50,7 +51,7 @@ pub(crate) enum Seen {
 /// The exporter and what it has published for UCX.
 pub(crate) struct Exporting {
     cuda: Cuda,
-    exporter: OnceLock<Option<Exporter>>,
+    exporter: OnceLock<Exporter>,
     /// Published runs of chunks, start to end, and the exporter's count of retired chunks that they are good for.
     runs: Mutex<(u64, BTreeMap<u64, u64>)>,
     /// What was published at some time, start to end: what comes there again is published again, because keys of it may be around.
@@ -78,7 +79,10 @@ impl Exporting {
     /// The synthetic buffer id of the reservation around `address`, if the range was asked for just before.
     pub(crate) fn buffer_id(&self, address: u64) -> Option<u64> {
         let note = notes(|notes| notes.range.get()).filter(|note| note.address == address)?;
+        // Without an id of ours there is no key either: UCX would remember the driver's id for what has another one at the next export.
+        notes(|notes| notes.range.set(None));
         let nonce = self.exporter()?.nonce().0;
+        notes(|notes| notes.range.set(Some(note)));
         // Any mix will do: two reservations of one process must differ, and two lives of a process.
         // An allocation's is the driver's, which another allocation at its address does not have.
         let words = note.pool.map_or([note.base, note.len], |(_, buffer_id)| [buffer_id, 0]);
@@ -118,7 +122,7 @@ impl Exporting {
     /// mapped behind them since is published now.
     pub(crate) fn packed(&self, key: &Key) {
         // An allocation does not grow.
-        let Some(Some(exporter)) = self.exporter.get().filter(|_| key.kind == KeyKind::Reservation) else { return };
+        let Some(exporter) = self.exporter.get().filter(|_| key.kind == KeyKind::Reservation) else { return };
         let starts = |ranges: &BTreeMap<u64, u64>| ranges.range(key.base..key.base + key.len).map(|(&start, _)| start).collect();
         let mut places: Vec<u64> = starts(&self.known_runs(exporter).1);
         if places.is_empty() {
@@ -132,7 +136,7 @@ impl Exporting {
 
     /// Memory was mapped in this range.
     pub(crate) fn mapped(&self, address: u64, len: u64) {
-        let Some(Some(exporter)) = self.exporter.get() else { return };
+        let Some(exporter) = self.exporter.get() else { return };
         let end = address.saturating_add(len);
         let is_wanted = lock(&self.wanted).range(..end).next_back().is_some_and(|(_, &wanted)| address < wanted);
         if is_wanted && let Ok(export) = exporter.export(address, len) {
@@ -143,17 +147,17 @@ impl Exporting {
 
     /// The nonce of this process's keys, if it has exported anything.
     pub(crate) fn nonce(&self) -> Option<u64> {
-        self.exporter.get()?.as_ref().map(|exporter| exporter.nonce().0)
+        self.exporter.get().map(|exporter| exporter.nonce().0)
     }
 
     /// What was exported, if anything.
     pub(crate) fn stats(&self) -> Option<ExporterStats> {
-        self.exporter.get()?.as_ref().map(Exporter::stats)
+        self.exporter.get().map(Exporter::stats)
     }
 
     /// The memory in this range is about to be unmapped.
     pub(crate) fn retire(&self, address: u64, len: u64) {
-        let Some(Some(exporter)) = self.exporter.get() else { return };
+        let Some(exporter) = self.exporter.get() else { return };
         let mut runs = lock(&self.runs);
         let retired = exporter.retire(address, len) as u64;
         // Only this range has changed; where anything else was retired meanwhile, the counts differ and all runs are looked at anew.
@@ -209,14 +213,16 @@ impl Exporting {
         }
     }
 
+    /// The exporter, made at the first use. Where that fails the next use tries again: what is short now need not be so for the life of the process.
     fn exporter(&self) -> Option<&Exporter> {
-        self.exporter
-            .get_or_init(|| {
-                Exporter::new(self.cuda, settings().exporter.clone())
-                    .inspect_err(|error| report::warn(report::Cause::NoTable, &format_args!("no export table: {error}")))
-                    .ok()
-            })
-            .as_ref()
+        if let Some(exporter) = self.exporter.get() {
+            return Some(exporter);
+        }
+        let made = Exporter::new(self.cuda, settings().exporter.clone())
+            .inspect_err(|error| report::warn(report::Cause::NoTable, &format_args!("no export table: {error}")))
+            .ok()?;
+        // Where another thread has made one meanwhile, this one goes unused.
+        Some(self.exporter.get_or_init(|| made))
     }
 
     /// The driver's word on `address`, if it is VMM memory with a POSIX fd and without a usable fabric handle.
@@ -226,7 +232,14 @@ impl Exporting {
 
     /// As [`Exporting::shareable`], also for memory of pools.
     fn facts(&self, address: u64) -> Option<PointerFacts> {
-        let facts = self.cuda.pointer_facts(address).ok()?;
+        let facts = self.cuda.pointer_facts(address);
+        if let Err(error) = &facts
+            && error.code != CUresult::CUDA_ERROR_DEINITIALIZED.0
+        {
+            // A foreign address is no error. At the end of the process there is nothing to lose.
+            report::warn(report::Cause::NotExported, &format_args!("the lane is lost: what {address:#x} is cannot be told: {error}"));
+        }
+        let facts = facts.ok()?;
         let ours = facts.handle_types & POSIX_FD != 0 && facts.handle_types & FABRIC == 0 && !facts.legacy && !facts.managed;
         ours.then_some(facts)
     }

@@ -14,7 +14,7 @@ mod calls;
 mod control;
 
 pub use calls::{Answer, Cuda};
-pub use control::{Fake, FakeCounters, FakeDevice};
+pub use control::{Fake, FakeCounters, FakeDevice, FakeHook};
 
 /// Says where the fake driver's libraries are: a directory with `libcuda.so.1`, or with cargo's `libcuda.so`.
 pub const FAKE_DRIVER_DIR: &str = "CUDA_IPC_FAKE_DRIVER_DIR";

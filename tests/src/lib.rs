@@ -17,3 +17,4 @@ pub mod shim;
 pub mod snapshot;
 pub mod sweep;
 pub mod trace;
+pub mod uct;

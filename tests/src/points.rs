@@ -2,12 +2,15 @@
 //! calls of the standard library's locks are none: they come and go with the timing.
 //!
 //! [`Watch::run`] runs an operation under a hook that is asked before each point and told after it. So a test can list the points, fail one,
-//! or let something happen elsewhere at just that moment. Libc calls come from the shim, driver calls from [`crate::hooked`].
+//! or let something happen elsewhere at just that moment. Libc calls come from the shim, driver calls from [`crate::hooked`]; those of the preload library, and what it
+//! lets UCX's module ask the driver, from the fake driver.
 
 use core::cell::{Cell, RefCell};
 use core::ffi::c_int;
 
+use crate::driver::Fake;
 use crate::shim::{HookedCall, PRIVATE_FUTEX, Shim};
+use crate::uct;
 
 /// Who is called at a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -54,12 +57,21 @@ thread_local! {
 #[derive(Clone, Copy, Debug)]
 pub struct Watch {
     shim: Shim,
+    /// Of a watch of the preload library.
+    fake: Option<Fake>,
 }
 
 impl Watch {
     /// Panics in a process without the shim.
     pub fn new() -> Self {
-        Self { shim: Shim::require() }
+        Self { shim: Shim::require(), fake: None }
+    }
+
+    /// Watches the preload library instead of this program: its calls on this thread, all of which are made while UCX's module calls it ([`crate::uct`]).
+    ///
+    /// Panics in a process without the shim.
+    pub fn of_preload(fake: Fake) -> Self {
+        Self { shim: Shim::require(), fake: Some(fake) }
     }
 
     /// The shim.
@@ -69,10 +81,14 @@ impl Watch {
 
     /// Runs `operation` under `hook`. What the hook itself does is not watched.
     pub fn run<T>(&self, hook: impl FnMut(&Point) -> Verdict, operation: impl FnOnce() -> T) -> T {
-        struct Unhook(Shim);
+        struct Unhook(Shim, Option<Fake>);
         impl Drop for Unhook {
             fn drop(&mut self) {
                 self.0.set_hook(None);
+                self.0.set_object(None);
+                if let Some(fake) = self.1 {
+                    fake.set_hook(None);
+                }
                 HOOK.set(None);
             }
         }
@@ -81,7 +97,11 @@ impl Watch {
         let hook = unsafe { core::mem::transmute::<Box<Hook<'_>>, Box<Hook<'static>>>(hook) };
         HOOK.set(Some(hook));
         NEXT.set(0);
-        let _unhook = Unhook(self.shim);
+        let _unhook = Unhook(self.shim, self.fake);
+        if let Some(fake) = self.fake {
+            self.shim.set_object(Some(uct::PRELOAD));
+            fake.set_hook(Some(at_fake_call));
+        }
         self.shim.set_hook(Some(at_libc_call));
         operation()
     }
@@ -118,6 +138,19 @@ extern "C" fn at_libc_call(call: *const HookedCall) -> c_int {
         Verdict::Go => 0,
         Verdict::Fail(errno) => errno,
         Verdict::FailAfter(errno) => -errno,
+    }
+}
+
+extern "C" fn at_fake_call(name: *const u8, len: usize, before: c_int) -> c_int {
+    if !uct::is_calling() {
+        return 0;
+    }
+    // SAFETY: the fake driver, which is never unloaded, passes the bytes of a constant.
+    let name: &'static [u8] = unsafe { core::slice::from_raw_parts(name, len) };
+    let name = core::str::from_utf8(name).unwrap_or("?");
+    match pass(Callee::Driver, name, before != 0) {
+        Verdict::Go => 0,
+        Verdict::Fail(code) | Verdict::FailAfter(code) => code,
     }
 }
 

@@ -88,6 +88,7 @@ pub type Hook = extern "C" fn(*const HookedCall) -> c_int;
 /// The shim's control functions.
 #[derive(Clone, Copy)]
 pub struct Shim {
+    set_object: unsafe extern "C" fn(*const c_char),
     set_hook: extern "C" fn(Option<Hook>) -> c_int,
     calls: unsafe extern "C" fn(*const c_char) -> u64,
 }
@@ -99,14 +100,20 @@ impl Shim {
         assert_eq!(version(), 1);
         let whole = "a shim that is whole";
         let (set_hook, calls) = (symbol(c"syscall_shim_set_hook").expect(whole), symbol(c"syscall_shim_calls").expect(whole));
-        let shim = Self { set_hook, calls };
+        let shim = Self { set_object: symbol(c"syscall_shim_set_object").expect(whole), set_hook, calls };
         shim.prove();
         shim
     }
 
-    /// Sets the hook for calls that this program makes on this thread.
+    /// Whose calls are looked at from the next hook on: the loaded object with this file name, or this program itself.
+    pub fn set_object(&self, name: Option<&'static CStr>) {
+        // SAFETY: null, or a C string that is never freed.
+        unsafe { (self.set_object)(name.map_or(core::ptr::null(), CStr::as_ptr)) }
+    }
+
+    /// Sets the hook for calls that this program, or the object that was set, makes on this thread.
     pub fn set_hook(&self, hook: Option<Hook>) {
-        assert_eq!((self.set_hook)(hook), 0, "the shim knows where the program is");
+        assert_eq!((self.set_hook)(hook), 0, "the shim knows where the object is");
     }
 
     /// Calls of a function so far, whoever made them.

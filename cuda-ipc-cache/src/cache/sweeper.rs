@@ -152,12 +152,12 @@ impl Shared {
 
     /// Starts the thread if there is none.
     pub(super) fn ensure_sweeper(self: &Arc<Self>) {
-        if self.counters.sweeping.swap(true, AcqRel) {
+        if self.counters.sweeping.load(Acquire) || self.counters.sweeping.swap(true, AcqRel) {
             return;
         }
         let weak = Arc::downgrade(self);
         if spawn_quiet("cuda-ipc-cache", move || run(&weak)).is_err() {
-            // Limits: the next new peer tries again; until then misses and `trim` still clear what is dead.
+            // Limits: the next key tries again; until then misses and `trim` still clear what is dead.
             self.counters.sweeping.store(false, Relaxed);
         }
     }

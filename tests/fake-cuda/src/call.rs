@@ -1,5 +1,7 @@
-//! What every driver call goes through: counting, faults, the fork rule, initialisation, stream capture, and a guard against panics.
+//! What every driver call goes through: counting, faults, a test's hook, the fork rule, initialisation, stream capture, and a guard against panics.
 
+use core::cell::Cell;
+use core::ffi::c_int;
 use core::panic::AssertUnwindSafe;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -21,6 +23,14 @@ pub(crate) enum Phase {
     /// After `cuInit`, and not while a stream capture forbids it. Allocating and freeing are so; that legacy IPC and
     /// registering are too, nobody has asked a GPU.
     Unsafe,
+}
+
+/// Asked before a call, with the function's base name and its length, and told after it, with 0. What it answers before a call that it wants to fail is the
+/// call's answer; 0 lets it through.
+pub(crate) type Hook = extern "C" fn(name: *const u8, len: usize, before: c_int) -> c_int;
+
+thread_local! {
+    static HOOK: Cell<Option<Hook>> = const { Cell::new(None) };
 }
 
 /// Calls per function, in the order of [`CALLS`].
@@ -66,7 +76,27 @@ fn run(call: Call, phase: Phase, body: impl FnOnce() -> Answer) -> Answer {
     if phase == Phase::Unsafe {
         capture::check_unsafe_call()?;
     }
-    body()
+    let Some(hook) = HOOK.get() else { return body() };
+    // What the hook itself does is not hooked.
+    let ask = |before| {
+        HOOK.set(None);
+        let name = CALLS[call as usize].base;
+        let answer = hook(name.as_ptr(), name.len(), before);
+        HOOK.set(Some(hook));
+        answer
+    };
+    match u32::try_from(ask(1)) {
+        Ok(0) | Err(_) => {}
+        Ok(code) => return Err(CUresult(code)),
+    }
+    let answer = body();
+    ask(0);
+    answer
+}
+
+/// Sets or takes away the hook of this thread.
+pub(crate) fn set_hook(hook: Option<Hook>) {
+    HOOK.set(hook);
 }
 
 /// Calls of the function with this symbol or base name.

@@ -95,6 +95,12 @@ extern "C" fn fake_cuda_clear_faults() {
     });
 }
 
+/// Sets the hook of the calling thread, see `call.rs`; null takes it away.
+#[unsafe(no_mangle)]
+extern "C" fn fake_cuda_set_hook(hook: Option<call::Hook>) {
+    call::set_hook(hook);
+}
+
 /// Calls of one function, by symbol or base name; of all functions for null.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fake_cuda_calls(name: *const c_char) -> u64 {

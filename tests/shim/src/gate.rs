@@ -34,7 +34,9 @@ static SEEN: [AtomicU64; FUNCTIONS.len()] = [const { AtomicU64::new(0) }; FUNCTI
 static HOOK: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static THREAD: AtomicUsize = AtomicUsize::new(0);
 static INSIDE: AtomicBool = AtomicBool::new(false);
-/// Where the program itself is mapped.
+/// File name of the object whose calls are looked at; null for the program itself.
+static OBJECT: AtomicPtr<c_char> = AtomicPtr::new(null_mut());
+/// Where that object is mapped.
 static PROGRAM: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
 /// The program's calls on threads with one name are counted, and some of them fail.
@@ -169,7 +171,16 @@ extern "C" fn syscall_shim_version() -> c_int {
     1
 }
 
-/// Sets the hook of the calling thread; null takes it away, whoever has set it. 0, or -1 where the program cannot be told from its libraries.
+/// Whose calls are looked at from the next hook on: the loaded object with this file name, or the program itself for null.
+///
+/// # Safety
+/// `name` is null, or a C string that is never freed.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn syscall_shim_set_object(name: *const c_char) {
+    OBJECT.store(name.cast_mut(), Release);
+}
+
+/// Sets the hook of the calling thread; null takes it away, whoever has set it. 0, or -1 where the object whose calls are looked at is not found.
 #[unsafe(no_mangle)]
 extern "C" fn syscall_shim_set_hook(hook: Option<Hook>) -> c_int {
     HOOK.store(null_mut(), Release);
@@ -225,11 +236,24 @@ unsafe extern "C" fn syscall_shim_calls(name: *const c_char) -> u64 {
     counts.filter(|(function, _)| name.is_none_or(|name| function.name == name)).map(|(_, seen)| seen.load(Relaxed)).sum()
 }
 
-/// Notes where the first object, the program itself, is mapped, and ends the iteration.
+/// Notes where the object is mapped whose calls are looked at, the first one if that is the program itself, and ends the iteration.
 #[allow(clippy::cast_possible_truncation, reason = "addresses of this process")]
 unsafe extern "C" fn remember_program(info: *mut libc::dl_phdr_info, _size: usize, _data: *mut c_void) -> c_int {
     // SAFETY: dl_iterate_phdr passes a valid structure for the time of the call.
     let info = unsafe { &*info };
+    let wanted = OBJECT.load(Acquire);
+    if !wanted.is_null() {
+        if info.dlpi_name.is_null() {
+            return 0;
+        }
+        // SAFETY: not null, so a C string that is never freed, as `syscall_shim_set_object` was told.
+        let wanted = unsafe { CStr::from_ptr(wanted) }.to_bytes();
+        // SAFETY: not null, so a C string for the time of the call.
+        let path = unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes();
+        if path.rsplit(|&byte| byte == b'/').next() != Some(wanted) {
+            return 0;
+        }
+    }
     // SAFETY: the headers of a loaded object, as many as it says.
     let headers = unsafe { core::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
     let loaded = headers.iter().filter(|header| header.p_type == libc::PT_LOAD);

@@ -73,7 +73,11 @@ pub struct Fake {
     device: unsafe extern "C" fn(u32, *mut FakeDevice, usize) -> c_int,
     set_async: extern "C" fn(i64) -> c_int,
     release_queue: extern "C" fn() -> c_int,
+    set_hook: extern "C" fn(Option<FakeHook>),
 }
+
+/// Asked before each driver call of a thread, with the function's base name and its length, and told after it. `call.rs` of the fake has the rules.
+pub type FakeHook = extern "C" fn(name: *const u8, len: usize, before: c_int) -> c_int;
 
 impl Fake {
     /// The fake driver's control functions; `None` where the driver is a real one, or there is none.
@@ -91,6 +95,7 @@ impl Fake {
             device: symbol(library, c"fake_cuda_device")?,
             set_async: symbol(library, c"fake_cuda_set_async")?,
             release_queue: symbol(library, c"fake_cuda_release_queue")?,
+            set_hook: symbol(library, c"fake_cuda_set_hook")?,
         })
     }
 
@@ -114,6 +119,11 @@ impl Fake {
     /// Removes all fault rules; calls are numbered anew.
     pub fn clear_faults(&self) {
         (self.clear_faults)();
+    }
+
+    /// Sets the hook of this thread, or takes it away.
+    pub fn set_hook(&self, hook: Option<FakeHook>) {
+        (self.set_hook)(hook);
     }
 
     /// Calls of one driver function so far, by symbol or base name.

@@ -17,6 +17,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("fake-cuda", &["cuda-driver-sys"]),
     ("fake-nvml", &[]),
     ("syscall-shim", &[]),
+    ("uct-cuda-stand-in", &[]),
     ("ucx-tests", &[]),
     ("xtask", &[]),
 ];
