@@ -65,6 +65,8 @@ pub enum Way {
     KnownPeer,
     /// A cache that knows nobody opens a window and leases all of it.
     Lease,
+    /// A cache that has all of a window mapped leases it once more, after one chunk was replaced.
+    LeaseAgain,
 }
 
 /// What a way has led to.
@@ -144,27 +146,47 @@ impl<'a> World<'a> {
     }
 
     /// The points of an import that nothing disturbs, before and after each call.
-    pub fn points(&self, way: Way) -> Vec<Point> {
+    pub fn points(&mut self, way: Way) -> Vec<Point> {
         let mut points = Vec::new();
         let hook = |point: &Point| {
             points.push(*point);
             Verdict::Go
         };
-        let import = || import(&self.importer, way, &self.exporter.rkey, &self.peer);
         // What is set up at the first use only is no part of it.
-        drop(import());
-        let imported = self.watch.run(hook, import).map_err(|_| "refused").expect("an import that nothing disturbs");
+        let prepared = self.prepare(way);
+        drop(import(&self.importer, way, &self.exporter.rkey, &self.peer, prepared));
+        let prepared = self.prepare(way);
+        let imported = self
+            .watch
+            .run(hook, || import(&self.importer, way, &self.exporter.rkey, &self.peer, prepared))
+            .map_err(|_| "refused")
+            .expect("an import that nothing disturbs");
         drop(imported);
         points
+    }
+
+    /// What has to be there before a way is gone: for [`Way::LeaseAgain`] a window of which one chunk was replaced since.
+    fn prepare(&mut self, way: Way) -> Option<Prepared> {
+        if way != Way::LeaseAgain {
+            return None;
+        }
+        let rkey = self.exporter.rkey;
+        let (cache, window) = open(&self.importer, &rkey).expect("a window");
+        drop(window.lease(rkey.base, rkey.len, Deadline::after(LONG)).expect("a lease"));
+        self.seed += 10;
+        self.exporter.replace(1, self.seed);
+        self.exporter.export();
+        Some((cache, window))
     }
 
     /// Imports, with the events at their points, and judges what comes out. Then the exporter is as before, or there is another.
     #[track_caller]
     pub fn round(&mut self, way: Way, events: &[(Point, Event)]) {
         let what = format!("{way:?} {events:?}");
+        let before = Snapshot::take(&self.importer.fake).without_pipes();
+        let prepared = self.prepare(way);
         let old = self.exporter.memory.clone();
         self.exporter.exported.iter_mut().for_each(|seeds| drop(seeds.drain(..seeds.len() - 1)));
-        let before = Snapshot::take(&self.importer.fake).without_pipes();
         let (importer, watch, rkey, peer) = (self.importer, self.watch, self.exporter.rkey, self.peer.clone());
         let mut pending: Vec<(Point, Event)> = events.to_vec();
         let mut over = false;
@@ -177,7 +199,7 @@ impl<'a> World<'a> {
                 }
                 Verdict::Go
             },
-            || import(&importer, way, &rkey, &peer),
+            || import(&importer, way, &rkey, &peer, prepared),
         );
         assert!(events.len() != 1 || pending.is_empty(), "it has not come to {what}");
         let name = match outcome {
@@ -317,21 +339,31 @@ impl Life {
     }
 }
 
-fn import(importer: &Importer, way: Way, rkey: &Rkey, peer: &Arc<Peer>) -> Result<Got, Why> {
+/// A cache with a window in which everything was mapped.
+type Prepared = (Cache, Arc<Window>);
+
+fn import(importer: &Importer, way: Way, rkey: &Rkey, peer: &Arc<Peer>, prepared: Option<Prepared>) -> Result<Got, Why> {
     match way {
         Way::Key => importer.import(rkey).map(Box::new).map(Got::Import).map_err(Why::Import),
         Way::KnownPeer => importer.import_from(peer, rkey).map(Box::new).map(Got::Import).map_err(Why::Import),
-        Way::Lease => {
-            let mut options = CacheOptions::default();
-            // Its thread would call out in its own time.
-            options.sweep = false;
-            let cache = Cache::new(importer.core, options);
-            let deadline = Deadline::after(LONG);
-            let window = cache.window(&key(rkey), 0, false, deadline).map_err(Why::Lease)?;
-            let parts = window.lease(rkey.base, rkey.len, deadline).map_err(Why::Lease)?.into_parts();
+        Way::Lease | Way::LeaseAgain => {
+            let (cache, window) = match prepared {
+                Some(prepared) => prepared,
+                None => open(importer, rkey).map_err(Why::Lease)?,
+            };
+            let parts = window.lease(rkey.base, rkey.len, Deadline::after(LONG)).map_err(Why::Lease)?.into_parts();
             Ok(Got::Lease(window, parts, cache))
         }
     }
+}
+
+fn open(importer: &Importer, rkey: &Rkey) -> Result<Prepared, CacheError> {
+    let mut options = CacheOptions::default();
+    // Its thread would call out in its own time.
+    options.sweep = false;
+    let cache = Cache::new(importer.core, options);
+    let window = cache.window(&key(rkey), 0, false, Deadline::after(LONG))?;
+    Ok((cache, window))
 }
 
 /// As [`judge_error`], of a cache.

@@ -31,7 +31,7 @@ fn enter(test: &str) -> Option<Inside> {
 fn everywhere(world: &mut World<'_>, events: &[Event], least: usize) {
     let began = Instant::now();
     let mut rounds = 0;
-    for way in [Way::Key, Way::KnownPeer, Way::Lease] {
+    for way in [Way::Key, Way::KnownPeer, Way::Lease, Way::LeaseAgain] {
         let points = world.points(way);
         // A new process costs some time: it begins before each call, and after those whose answer names a process or a file.
         let matters = |point: &Point| point.before || point.name.starts_with("pidfd") || !events.iter().any(|event| event.ends_life());
@@ -52,7 +52,7 @@ fn chunks_come_and_go_between_any_two_steps() {
     let mut world = World::start(&me);
     let of_each = |event: fn(u64) -> Event| (0..CHUNKS).map(event);
     let retired: Vec<Event> = of_each(Event::Retire).chain(of_each(Event::Replace)).collect();
-    everywhere(&mut world, &retired, 1176);
+    everywhere(&mut world, &retired, 1344);
     for outcome in ["the present bytes", "bytes of a chunk that is marked as gone", "retired", "no chunk there"] {
         assert!(world.outcomes.contains_key(outcome), "{outcome}");
     }
@@ -64,7 +64,7 @@ fn slots_and_numbers_are_reused_between_any_two_steps() {
     let mut world = World::start(&me);
     let of_each = |event: fn(u64) -> Event| (0..CHUNKS).map(event);
     let reused: Vec<Event> = of_each(Event::Reuse).chain(of_each(Event::PutChunk)).chain(of_each(Event::PutFile)).collect();
-    everywhere(&mut world, &reused, 1764);
+    everywhere(&mut world, &reused, 2016);
     for outcome in ["bytes of a chunk that is marked as gone", "retired", "no chunk there"] {
         assert!(world.outcomes.contains_key(outcome), "{outcome}");
     }
@@ -75,7 +75,7 @@ fn an_exporter_execs_between_any_two_steps() {
     // Same pid, same addresses, same fd numbers, and a pidfd that notices nothing: B11.
     let Some(me) = enter("an_exporter_execs_between_any_two_steps") else { return };
     let mut world = World::start(&me);
-    everywhere(&mut world, &[Event::Exec], 114);
+    everywhere(&mut world, &[Event::Exec], 130);
     assert!(world.doubles >= 100, "the new life looks like the old one");
     for outcome in ["the bytes of the life that is over", "the exporter is gone", "another table"] {
         assert!(world.outcomes.contains_key(outcome), "{outcome}");
@@ -86,7 +86,7 @@ fn an_exporter_execs_between_any_two_steps() {
 fn an_exporter_dies_between_any_two_steps() {
     let Some(me) = enter("an_exporter_dies_between_any_two_steps") else { return };
     let mut world = World::start(&me);
-    everywhere(&mut world, &[Event::Kill], 114);
+    everywhere(&mut world, &[Event::Kill], 130);
     for outcome in ["the bytes of the life that is over", "the exporter is gone", "no such process or fd"] {
         assert!(world.outcomes.contains_key(outcome), "{outcome}");
     }
@@ -99,10 +99,10 @@ fn anything_at_any_time() {
     let mut random = |below: usize| usize::try_from(numbers.below(below as u64)).unwrap();
     let rounds = std::env::var(ROUNDS).map_or(LEAST, |rounds| rounds.parse().unwrap());
     let mut world = World::start(&me);
-    let ways = [Way::Key, Way::KnownPeer, Way::Lease].map(|way| (way, world.points(way)));
+    let ways = [Way::Key, Way::KnownPeer, Way::Lease, Way::LeaseAgain].map(|way| (way, world.points(way)));
     let began = Instant::now();
     for _ in 0..rounds {
-        let (way, points) = &ways[random(3)];
+        let (way, points) = &ways[random(4)];
         // Up to three events, at most one of which is the last.
         let mut events: Vec<_> = (0..1 + random(3))
             .map(|_| {

@@ -1,25 +1,23 @@
 //! Short lives of a process that has UCX with the preload library in front of it: forked before anything was used, so that a failure may be in the first use of all.
 //!
 //! # Safety
-//! The unsafe here is a memory file that takes the place of a child's standard error, and a variable set while a child has one thread.
+//! The unsafe here is a variable that is set while a child has one thread.
 
 use core::fmt::Write as _;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
-use std::os::fd::FromRawFd;
-use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 
-use cuda_ipc_tests::child;
 use cuda_ipc_tests::importer::Importer;
 use cuda_ipc_tests::pattern;
 use cuda_ipc_tests::points::{Callee, Point, Verdict, Watch};
 use cuda_ipc_tests::snapshot::{Snapshot, wait_until};
 use cuda_ipc_tests::sweep::failures;
 use cuda_ipc_tests::uct::{Stopped, Uct};
+
+use crate::children::{self, Said};
 
 /// More than a refusal is remembered the first time.
 const SOON: Duration = Duration::from_secs(10);
@@ -64,6 +62,16 @@ pub(crate) struct Place {
     pub(crate) callee: Callee,
     pub(crate) name: &'static str,
     pub(crate) number: usize,
+}
+
+impl Place {
+    /// Reads what a child tells: callee, name and number.
+    pub(crate) fn parse(line: &str) -> Self {
+        let words: Vec<&str> = line.split(' ').collect();
+        let callee = if words[0] == "Libc" { Callee::Libc } else { Callee::Driver };
+        // A few hundred bytes for each sweep.
+        Self { callee, name: words[1].to_owned().leak(), number: words[2].parse().expect("a number") }
+    }
 }
 
 /// How a life went.
@@ -184,29 +192,13 @@ impl Expected<'_> {
 
 /// One life: the operation once with a failure and then until it works, three times; and what the process has after that, which has to become `expected`.
 fn live(begin: &Begin<'_>, failure: Option<(Place, Verdict)>, expected: Expected<'_>) -> (Told, String) {
-    let (mut answer, teller) = std::io::pipe().expect("a pipe");
-    let child = child::fork(move || {
-        let said = Said::begin();
-        let told = std::panic::catch_unwind(core::panic::AssertUnwindSafe(|| in_child(begin, failure, expected, &said)));
-        let mut teller = teller;
-        let text = told.unwrap_or_else(|_| format!("panic\n{}", said.all()));
-        teller.write_all(text.as_bytes()).and_then(|()| teller.write_all(&[END])).is_ok()
-    });
-    // Not to the end of the pipe: children that were forked meanwhile have it, too.
-    let mut text = Vec::new();
-    BufReader::new(&mut answer).read_until(END, &mut text).expect("what the child tells");
-    text.pop();
-    let text = String::from_utf8_lossy(&text);
-    child::wait(child, &format!("{failure:?}"));
-    parse(&text)
+    parse(&children::hear(|said| in_child(begin, failure, expected, said)))
 }
 
 /// What is said where the lane is lost for the life of the process: no driver to build on, at UCX's very first call.
 pub(crate) const FOR_GOOD: &str = "WARN cuInit failed with CUresult";
 /// Between the parts of what a child tells.
 const MARK: char = '\x1e';
-/// The end of it.
-const END: u8 = 0x1d;
 
 fn in_child(begin: &Begin<'_>, failure: Option<(Place, Verdict)>, expected: Expected<'_>, said: &Said) -> String {
     if matches!(expected, Expected::WithoutBroker) {
@@ -268,38 +260,6 @@ fn parse(text: &str) -> (Told, String) {
     let parts: Vec<&str> = text.split(MARK).collect();
     let &[reached, said, census, places, ref stopped @ ..] = &parts[..] else { panic!("{text}") };
     let stopped = if let &[code, name] = stopped { Some((name.to_owned(), code.parse().expect("a code"))) } else { None };
-    let place = |line: &str| {
-        let words: Vec<&str> = line.split(' ').collect();
-        let callee = if words[0] == "Libc" { Callee::Libc } else { Callee::Driver };
-        // A few hundred bytes for each sweep.
-        Place { callee, name: words[1].to_owned().leak(), number: words[2].parse().expect("a number") }
-    };
-    let told = Told { reached: reached == "true", stopped, said: said.to_owned(), places: places.lines().map(place).collect() };
+    let told = Told { reached: reached == "true", stopped, said: said.to_owned(), places: places.lines().map(Place::parse).collect() };
     (told, census.to_owned())
-}
-
-/// This process's standard error from now on.
-struct Said(std::fs::File);
-
-impl Said {
-    fn begin() -> Self {
-        let name = c"said";
-        // SAFETY: a C string and a flag.
-        let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
-        assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-        // SAFETY: made just now.
-        let file = unsafe { std::fs::File::from_raw_fd(fd) };
-        // SAFETY: two fds of this process; standard error is closed and is the file then.
-        assert_eq!(unsafe { libc::dup2(fd, 2) }, 2);
-        Self(file)
-    }
-
-    fn all(&self) -> String {
-        let len = self.0.metadata().map_or(0, |metadata| metadata.len());
-        let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
-        // Read at its place: the file's own is where the next line goes.
-        let read = self.0.read_at(&mut bytes, 0).unwrap_or(0);
-        bytes.truncate(read);
-        String::from_utf8_lossy(&bytes).into_owned()
-    }
 }

@@ -5,7 +5,9 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod children;
 mod lives;
+mod races;
 
 use core::cell::RefCell;
 use core::ptr::null_mut;
