@@ -25,6 +25,8 @@ pub struct RawTable {
     file: OwnedFd,
     words: &'static [AtomicU64],
     nonce: Nonce,
+    /// What the writer has put into the header.
+    header: [u64; HEADER_LEN],
 }
 
 /// The words of an entry that are looked at.
@@ -72,7 +74,8 @@ impl RawTable {
         // SAFETY: page aligned, as long as the layout says, never unmapped; zeros are valid atomics.
         let words = unsafe { core::slice::from_raw_parts(start.cast::<AtomicU64>(), LAYOUT.words()) };
         Writer::create(words, LAYOUT, Nonce(nonce)).expect("long enough");
-        Ok(Self { file, words, nonce: Nonce(nonce) })
+        let header = core::array::from_fn(|at| words[at].load(Ordering::SeqCst));
+        Ok(Self { file, words, nonce: Nonce(nonce), header })
     }
 
     /// Number of the table's fd.
@@ -93,6 +96,11 @@ impl RawTable {
             base,
             len,
         }
+    }
+
+    /// Makes the header what it was at first.
+    pub fn honest_header(&self) {
+        self.header.iter().enumerate().for_each(|(at, &word)| self.put(at, word));
     }
 
     /// Writes one word.

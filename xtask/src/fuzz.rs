@@ -1,12 +1,14 @@
 //! `fuzz`: builds the targets in `fuzz/fuzz_targets` with libFuzzer's instrumentation and runs them for a given time.
 //!
 //! The stable compiler can do it: coverage comes from LLVM's own pass, so neither nightly nor cargo-fuzz is needed. The layout is cargo-fuzz's, and
-//! `cargo fuzz run --sanitizer none TARGET` works as well where that is installed. No sanitizer: what is fuzzed forbids unsafe code.
+//! `cargo fuzz run --sanitizer none TARGET` works as well where that is installed, for targets that need no driver: the others want the fake one, which this sets up.
+//! No sanitizer: what is fuzzed forbids unsafe code, or has it at its borders only.
 
 use std::process::ExitCode;
 
 use xshell::cmd;
 
+use crate::driver::{FakeDriver, Profile};
 use crate::workspace::{Failure, Workspace};
 
 pub(crate) const USAGE: &str = "[TARGET] [--seconds N]";
@@ -70,13 +72,16 @@ pub(crate) fn fuzz(workspace: &Workspace, targets: &[String], seconds: u32) -> R
         build = build.args(["--bin", target]);
     }
     build.env("RUSTFLAGS", INSTRUMENTATION).run()?;
+    // What imports for real does so on the fake driver, on a machine of its own.
+    workspace.cargo(&format!("build --quiet {}", crate::driver::FAKE_PACKAGES)).run()?;
+    let fake = FakeDriver::link(workspace, Profile::Debug)?;
     for target in targets {
-        run_target(workspace, &output.join(&host).join("release").join(target), target, seconds)?;
+        run_target(workspace, &output.join(&host).join("release").join(target), target, seconds, &fake)?;
     }
     Ok(())
 }
 
-fn run_target(workspace: &Workspace, binary: &std::path::Path, target: &str, seconds: u32) -> Result<(), Failure> {
+fn run_target(workspace: &Workspace, binary: &std::path::Path, target: &str, seconds: u32, fake: &FakeDriver) -> Result<(), Failure> {
     let sh = &workspace.shell;
     let folder = workspace.root.join(FOLDER);
     // Inputs found here, and the committed ones to start from; libFuzzer writes to the first folder only.
@@ -85,7 +90,10 @@ fn run_target(workspace: &Workspace, binary: &std::path::Path, target: &str, sec
     let artifacts = sh.create_dir(folder.join("artifacts").join(target))?;
     let artifact_prefix = format!("{}/", artifacts.display());
     let seconds = seconds.to_string();
+    let machine = sh.create_temp_dir()?;
     cmd!(sh, "{binary} -max_total_time={seconds} -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix={artifact_prefix} {corpus} {seeds...}")
+        .envs(fake.environment())
+        .env("FAKE_CUDA_DIR", machine.path())
         .run()
         .map_err(|error| Failure::task(format!("fuzz target {target}: {error}; the input is in {FOLDER}/artifacts/{target}")))
 }
