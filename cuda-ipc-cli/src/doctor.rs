@@ -145,8 +145,8 @@ impl Report {
                     format!(
                         "the process uses a UCX that was built without the lane ({first}), and the preload library is not active in it"
                     ),
-                    "Start the process with the preload library",
-                    &["LD_PRELOAD=libcuda_ipc_preload.so <the command>"],
+                    "Start the process with the preload library, which this program puts in front of it",
+                    &["cuda-ipc run -- <the command>"],
                 ),
             ));
         }
