@@ -21,3 +21,8 @@ pub use bindings::*;
 pub use compat::*;
 pub use load::{LIBRARY, Library, LoadError, LoaderText};
 pub use table::{Driver, ENTRY_POINTS, EntryPoint, Nullable};
+
+// The examples of the README are run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

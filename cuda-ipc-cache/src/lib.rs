@@ -38,3 +38,8 @@ pub use lease::{Lease, LeaseParts};
 pub use opened::{Opened, OpenedLease, OpenedLegacy};
 pub use stats::CacheStats;
 pub use window::{Hold, UnmapCause, Window};
+
+// The examples of the README are run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

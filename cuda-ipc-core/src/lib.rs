@@ -42,3 +42,8 @@ pub mod sys;
 pub mod table;
 #[cfg(feature = "std")]
 mod users;
+
+// The examples of the README are run as tests.
+#[cfg(all(doctest, feature = "std"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

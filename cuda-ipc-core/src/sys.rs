@@ -34,6 +34,8 @@ impl core::fmt::Display for SyscallError {
     }
 }
 
+impl core::error::Error for SyscallError {}
+
 /// Names the call of an errno that rustix reports.
 pub(crate) fn failed(call: &'static str) -> impl Fn(rustix::io::Errno) -> SyscallError {
     move |errno| SyscallError { call, errno: errno.raw_os_error() }

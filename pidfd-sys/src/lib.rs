@@ -73,3 +73,8 @@ pub use pidfd_open::pidfd_open;
 #[cfg(feature = "std")]
 pub use process_stat::{ProcessStat, process_stat};
 pub use ptracer::{Ptracer, PtracerOutcome, set_ptracer};
+
+// The examples of the README are run as tests.
+#[cfg(all(doctest, feature = "std"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

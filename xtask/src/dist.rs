@@ -2,7 +2,7 @@
 //! a machine with a GPU and without a toolchain.
 //!
 //! The binaries are linked by zig against the old glibc; its pinned version comes from PyPI into `target/dist-tools`. What they ask of glibc is read from
-//! them afterwards, since a wrong linker would go unnoticed on a new machine. `dist/trials.rs` uses both packages as a new user would.
+//! them afterwards, since a wrong linker would go unnoticed on a new machine. `dist/trials.rs` uses packages and checkout as new users would.
 
 mod kit;
 mod trials;

@@ -11,6 +11,7 @@ mod c_library;
 mod catalogue;
 #[cfg(feature = "codegen")]
 mod cbindgen;
+mod commands;
 mod demo;
 mod dist;
 mod driver;
@@ -111,6 +112,11 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Whether there is a task of this name.
+fn has_task(name: &str) -> bool {
+    TASKS.iter().any(|task| task.name == name)
 }
 
 fn usage() -> String {

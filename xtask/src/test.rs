@@ -53,6 +53,11 @@ pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<ExitCode, Fa
     Ok(report(&results))
 }
 
+/// Whether there is a stage of this name.
+pub(crate) fn has_stage(name: &str) -> bool {
+    STAGES.iter().any(|stage| stage.name == name)
+}
+
 struct Options {
     fast: bool,
     list: bool,
@@ -71,7 +76,7 @@ impl Options {
                 "--bugs" => options.bugs = true,
                 "--stage" => {
                     let name = args.next().ok_or_else(|| Failure::Usage("--stage needs a name".to_owned()))?;
-                    if !STAGES.iter().any(|stage| stage.name == name) {
+                    if !has_stage(name) {
                         let names: Vec<&str> = STAGES.iter().map(|stage| stage.name).collect();
                         return Err(Failure::Usage(format!("there is no stage `{name}`; the stages are {}", names.join(", "))));
                     }

@@ -1,100 +1,93 @@
-//! The packages in the hands of new users, on the fake driver: one who has only pip, and one who has only a C compiler and the tar.gz. Each does what the
-//! documents say, and has to end with a share whose bytes were verified. (Who has only Rust types `cargo xtask demo`, which is a stage of `test`.)
+//! What README tells new users to type, as three of them type it: one who has only Rust and a checkout, one who has only pip and the wheel, and one who has only a
+//! C compiler and the tar.gz. Each has to end with a share whose bytes were verified.
+//!
+//! The sessions stand in README (`<!-- trial: NAME -->`); this file lays out what such a user has, and takes away what he has not.
 
 use std::ffi::OsString;
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
 
-use xshell::{Shell, cmd};
+use xshell::cmd;
 
+use crate::commands::{self, Session};
 use crate::driver::{FAKE_PACKAGES, FakeDriver, Profile};
 use crate::workspace::{Failure, Workspace};
 
-/// What a demo says last when every byte was compared.
+const DOCUMENT: &str = "README.md";
+/// What a demo says when every byte was compared.
 const VERIFIED: &str = " verified=true ";
-/// How long an exporter may take to be ready.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// What cargo has set for this process, or a developer for his: a new user's shell has none of it.
+const NOT_SET: [&str; 6] =
+    ["CARGO_TARGET_DIR", "CARGO_MANIFEST_DIR", "CARGO_MANIFEST_PATH", "CUDA_IPC_FAKE_DRIVER_DIR", "LD_LIBRARY_PATH", "LIBRARY_PATH"];
 
-/// Both of them.
+/// All three of them.
 pub(super) fn run(workspace: &Workspace, archive: &Path, wheel: &Path) -> Result<(), Failure> {
     workspace.cargo(&format!("build {FAKE_PACKAGES}")).run()?;
     let fake = FakeDriver::link(workspace, Profile::Debug)?;
-    let folder = workspace.target.join("dist-trials");
-    workspace.shell.remove_path(&folder)?;
-    workspace.shell.create_dir(&folder)?;
-    with_pip(&workspace.shell, &fake, &folder, wheel)?;
-    with_a_compiler(&workspace.shell, &fake, &folder, archive)
+    with_pip(workspace, &fake, wheel)?;
+    with_a_compiler(workspace, &fake, archive)?;
+    with_rust(workspace)
 }
 
-/// pip install, and then what README says.
-fn with_pip(sh: &Shell, fake: &FakeDriver, folder: &Path, wheel: &Path) -> Result<(), Failure> {
-    let venv = folder.join("venv");
-    cmd!(sh, "python3 -m venv {venv}").run()?;
-    let (python, program) = (venv.join("bin/python"), venv.join("bin/cuda-ipc"));
-    cmd!(sh, "{python} -m pip install --quiet --no-index {wheel}").run()?;
-    let _variables = fake.environment().map(|(name, value)| sh.push_env(name, value));
-    expect(&cmd!(sh, "{program} demo").read()?, VERIFIED, "cuda-ipc demo")?;
-    expect(&cmd!(sh, "{python} -m cuda_ipc demo --chunks 3").read()?, VERIFIED, "python -m cuda_ipc demo")?;
-    // The fake driver is a GPU like any other to it; what it says of this machine's limits is not this trial's business.
-    expect(&cmd!(sh, "{python} -m cuda_ipc doctor").ignore_status().read()?, "driver", "python -m cuda_ipc doctor")?;
-    let ask = "import cuda_ipc, os; print(cuda_ipc.is_active(), os.path.isfile(cuda_ipc.preload_path()))";
-    expect(&cmd!(sh, "{python} -c {ask}").read()?, "False True", "is_active() by itself")?;
-    expect(&cmd!(sh, "{program} run -- {python} -c {ask}").read()?, "True True", "is_active() under cuda-ipc run")?;
-    println!("trial: pip install, then demo, doctor and run: verified");
-    Ok(())
+/// The last commit, cloned: what is in nobody's checkout is not there, and nothing has been built. No driver is named: without a GPU the demo makes its own.
+fn with_rust(workspace: &Workspace) -> Result<(), Failure> {
+    let (sh, folder) = (&workspace.shell, fresh(workspace, "rust")?);
+    let (root, clone) = (&workspace.root, folder.join("clone"));
+    cmd!(sh, "git clone --quiet --no-hardlinks {root} {clone}").run()?;
+    session(workspace, Session::new(&clone).without(&NOT_SET), "rust", &[VERIFIED])?;
+    // It is a whole build.
+    Ok(sh.remove_path(&folder)?)
 }
 
-/// tar, cc by pkg-config, and the two example programs.
-fn with_a_compiler(sh: &Shell, fake: &FakeDriver, folder: &Path, archive: &Path) -> Result<(), Failure> {
-    cmd!(sh, "tar -C {folder} -xzf {archive}").run()?;
-    let package = sh.read_dir(folder)?.into_iter().find(|path| path.join("bin").is_dir() && path.join("include").is_dir());
-    let package = package.ok_or_else(|| Failure::task("the archive has no folder with bin and include"))?;
-    let _pc = sh.push_env("PKG_CONFIG_PATH", package.join("lib/pkgconfig"));
-    // Where a user unpacks it is not where it was made: pkg-config finds the prefix by the file's own place.
-    let flags = cmd!(sh, "pkg-config --define-prefix --cflags --libs cuda_ipc").read()?;
-    let flags: Vec<&str> = flags.split_whitespace().collect();
-    let driver = fake.folder();
-    for example in ["exporter", "importer"] {
-        let given = &flags;
-        let (source, to) = (package.join("examples").join(example).with_extension("c"), package.join(example));
-        cmd!(sh, "cc {source} -o {to} {given...} -L {driver} -l:libcuda.so.1").run()?;
-    }
-    let mut search = OsString::from(package.join("lib"));
-    for (name, value) in fake.environment() {
-        if name == "LD_LIBRARY_PATH" {
-            search.push(":");
-            search.push(value);
-        }
-    }
-    let (socket, log) = (folder.join("socket"), folder.join("exporter.log"));
-    let output = std::fs::File::create(&log).map_err(|error| Failure::task(format!("{}: {error}", log.display())))?;
-    let mut exporter = std::process::Command::new(package.join("exporter"))
-        .arg(&socket)
-        .envs(fake.environment())
-        .env("LD_LIBRARY_PATH", &search)
-        .stdout(output)
-        .spawn()
-        .map_err(|error| Failure::task(format!("starting the example exporter: {error}")))?;
+/// A folder with the wheel in it, and no compiler of Rust.
+fn with_pip(workspace: &Workspace, fake: &FakeDriver, wheel: &Path) -> Result<(), Failure> {
+    let folder = fresh(workspace, "pip")?;
+    workspace.shell.copy_file(wheel, &folder)?;
+    let user = Session::new(&folder).without(&NOT_SET).envs(commands::environment(fake)).envs([("PATH", path_without_cargo())]);
+    session(workspace, user, "pip", &[VERIFIED, "preload library active: True"])?;
+    // Not in README, but in the package's promise: the module does what the command does.
+    let more = "env/bin/python -m cuda_ipc demo --chunks 3; env/bin/python -m cuda_ipc doctor || [ $? -eq 1 ]\n\
+        env/bin/python -c 'import cuda_ipc, os; print(\"by itself:\", cuda_ipc.is_active(), os.path.isfile(cuda_ipc.preload_path()))'";
+    let said = Session::new(&folder).without(&NOT_SET).envs(commands::environment(fake)).run(more, "the wheel's module")?;
+    expect(&said, &[VERIFIED, "driver", "by itself: False True"], "the wheel's module")
+}
+
+/// A folder with the tar.gz in it, and the system's own programs only.
+fn with_a_compiler(workspace: &Workspace, fake: &FakeDriver, archive: &Path) -> Result<(), Failure> {
+    let folder = fresh(workspace, "c")?;
+    workspace.shell.copy_file(archive, &folder)?;
+    let path = OsString::from("/usr/local/bin:/usr/bin:/bin");
+    let user = Session::new(&folder).without(&NOT_SET).envs(commands::environment(fake)).envs([("PATH", path)]);
+    session(workspace, user, "c", &["verified ", " bytes of process ", "exported 5 chunks"])
+}
+
+/// Runs README's session of this name, and looks for what has to be said in it.
+fn session(workspace: &Workspace, user: Session, name: &str, expected: &[&str]) -> Result<(), Failure> {
     let began = Instant::now();
-    while !socket.exists() && began.elapsed() < PATIENCE {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let _variables = fake.environment().map(|(name, value)| sh.push_env(name, value));
-    let importer = package.join("importer");
-    let said = cmd!(sh, "{importer} {socket}").env("LD_LIBRARY_PATH", &search).ignore_status().read()?;
-    // It ends when the importer has; killed, where there was none.
-    if said.is_empty() {
-        let _ = exporter.kill();
-    }
-    let ended = exporter.wait().map_err(|error| Failure::task(format!("waiting for the example exporter: {error}")))?;
-    expect(&said, "verified ", "the example importer")?;
-    if !ended.success() {
-        return Err(Failure::task(format!("the example exporter ended with {ended}")));
-    }
-    println!("trial: tar.gz and cc, then the examples: {}", said.trim());
+    let said = user.run(&commands::trial(workspace, DOCUMENT, name)?, &format!("{DOCUMENT}, trial `{name}`"))?;
+    expect(&said, expected, name)?;
+    println!("trial `{name}`: a verified share after {:.1} s", began.elapsed().as_secs_f64());
     Ok(())
 }
 
-fn expect(said: &str, part: &str, what: &str) -> Result<(), Failure> {
-    if said.contains(part) { Ok(()) } else { Err(Failure::task(format!("{what} did not say `{}` but:\n{said}", part.trim()))) }
+/// An empty folder for one of them.
+fn fresh(workspace: &Workspace, name: &str) -> Result<PathBuf, Failure> {
+    let folder = workspace.target.join("dist-trials").join(name);
+    workspace.shell.remove_path(&folder)?;
+    Ok(workspace.shell.create_dir(&folder)?)
+}
+
+/// The search path, without folders that have cargo; but for the system's own, where a distribution's may be.
+fn path_without_cargo() -> OsString {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let kept = std::env::split_paths(&path).filter(|folder| folder.starts_with("/usr/bin") || !folder.join("cargo").exists());
+    // The folders come from such a variable, so none of them has a colon.
+    std::env::join_paths(kept).unwrap_or_default()
+}
+
+fn expect(said: &str, parts: &[&str], what: &str) -> Result<(), Failure> {
+    match parts.iter().find(|part| !said.contains(**part)) {
+        None => Ok(()),
+        Some(part) => Err(Failure::task(format!("{what} did not say `{}` but:\n{said}", part.trim()))),
+    }
 }

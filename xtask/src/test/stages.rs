@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 
 use crate::driver::{FakeDriver, Profile};
 use crate::workspace::{Failure, Workspace};
-use crate::{c_library, demo, dist, fuzz, gen_bindings, gen_headers, no_std, tidy, ucx};
+use crate::{c_library, commands, demo, dist, fuzz, gen_bindings, gen_headers, no_std, tidy, ucx};
 
 /// One stage.
 pub(super) struct Stage {
@@ -44,6 +44,7 @@ pub(super) const STAGES: &[Stage] = &[
     Stage { name: "ucx", help: "UCX releases with the preload library (all of them: cargo xtask ucx --all-ucx)", slow: true, run: ucx },
     Stage { name: "dist", help: "the packages are made, and new users get a verified share with them", slow: true, run: dist },
     Stage { name: "demo", help: "the demo shares and verifies memory", slow: true, run: demo },
+    Stage { name: "commands", help: "the commands in the documents, as they stand there", slow: true, run: commands },
 ];
 
 /// How long each fuzz target runs.
@@ -223,6 +224,11 @@ fn demo(workspace: &Workspace) -> Outcome {
     for args in DEMOS {
         demo::check(workspace, args)?;
     }
+    Ok(Done::Passed)
+}
+
+fn commands(workspace: &Workspace) -> Outcome {
+    commands::check(workspace)?;
     Ok(Done::Passed)
 }
 
