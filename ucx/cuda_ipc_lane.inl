@@ -55,6 +55,10 @@ uct_cuda_ipc_lane_map(uct_cuda_ipc_extended_rkey_t *rkey, uint64_t raddr,
 void uct_cuda_ipc_lane_end(const void *base_addr);
 void uct_cuda_ipc_lane_submitted(const void *base_addr, CUevent event);
 
+/* Copies in parts, which the stream keeps in order. After an error nothing of it runs. */
+CUresult uct_cuda_ipc_lane_copy_parts(CUdeviceptr dst, CUdeviceptr src,
+                                      size_t length, CUstream stream);
+
 /* A pointer that is good until the rkey is released. */
 ucs_status_t uct_cuda_ipc_lane_rkey_ptr(uct_rkey_t rkey, uint64_t raddr,
                                         void **laddr_p);
@@ -84,6 +88,18 @@ static UCS_F_ALWAYS_INLINE int uct_cuda_ipc_lane_unmap(const void *base_addr)
 
     uct_cuda_ipc_lane_end(base_addr);
     return 1;
+}
+
+/* Stands where cuMemcpyDtoDAsync stood. */
+static UCS_F_ALWAYS_INLINE CUresult
+uct_cuda_ipc_lane_copy(const void *base_addr, CUdeviceptr dst, CUdeviceptr src,
+                       size_t length, CUstream stream)
+{
+    if (ucs_likely(!((uintptr_t)base_addr & 1))) {
+        return cuMemcpyDtoDAsync(dst, src, length, stream);
+    }
+
+    return uct_cuda_ipc_lane_copy_parts(dst, src, length, stream);
 }
 
 /* The copy of a transfer is submitted, and the event recorded that comes behind it. */
@@ -174,6 +190,13 @@ uct_cuda_ipc_lane_is_key(const uct_cuda_ipc_extended_rkey_t *rkey)
 static UCS_F_ALWAYS_INLINE int uct_cuda_ipc_lane_unmap(const void *base_addr)
 {
     return 0;
+}
+
+static UCS_F_ALWAYS_INLINE CUresult
+uct_cuda_ipc_lane_copy(const void *base_addr, CUdeviceptr dst, CUdeviceptr src,
+                       size_t length, CUstream stream)
+{
+    return cuMemcpyDtoDAsync(dst, src, length, stream);
 }
 
 static UCS_F_ALWAYS_INLINE void

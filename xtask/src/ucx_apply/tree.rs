@@ -14,7 +14,15 @@ use crate::workspace::Failure;
 const RELEASES: [(&str, &str); 3] = [("1.21", "1.21"), ("1.22", "1.22"), ("1.23", "1.23 (master)")];
 /// Where our files go.
 const FOLDER: &str = "src/uct/cuda/cuda_ipc";
-const OURS: [&str; 3] = ["cuda_ipc_lane.h", "cuda_ipc_lane.inl", "cuda_ipc_lane.c"];
+const OURS: [&str; 7] = [
+    "cuda_ipc_lane.h",
+    "cuda_ipc_lane.inl",
+    "cuda_ipc_lane_int.h",
+    "cuda_ipc_lane.c",
+    "cuda_ipc_lane_export.c",
+    "cuda_ipc_lane_import.c",
+    "cuda_ipc_lane_lease.c",
+];
 /// Behind a file's name while it is written.
 const HALF_WRITTEN: &str = ".ucx-apply";
 

@@ -14,7 +14,15 @@ use std::process::{Command, Output};
 use stand_in::{RELEASES, Snapshot, StandIn};
 
 const FOLDER: &str = "src/uct/cuda/cuda_ipc";
-const OURS: [&str; 3] = ["cuda_ipc_lane.h", "cuda_ipc_lane.inl", "cuda_ipc_lane.c"];
+const OURS: [&str; 7] = [
+    "cuda_ipc_lane.h",
+    "cuda_ipc_lane.inl",
+    "cuda_ipc_lane_int.h",
+    "cuda_ipc_lane.c",
+    "cuda_ipc_lane_export.c",
+    "cuda_ipc_lane_import.c",
+    "cuda_ipc_lane_lease.c",
+];
 
 fn xtask(tree: &Path, flags: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_xtask")).arg("ucx-apply").arg("--source").arg(tree).args(flags).output().unwrap()
@@ -83,7 +91,13 @@ fn calls_stand_in_their_functions() {
         let answer = if release == "1.21" { "        return UCS_OK;\n" } else { "        return;\n" };
         assert!(cache.contains(&format!("    if (uct_cuda_ipc_lane_unmap(mapped_addr)) {{\n{answer}    }}\n")), "{release}: {cache}");
         let makefile = tree.read("src/uct/cuda/Makefile.am");
-        assert!(makefile.contains("\tcuda_ipc/cuda_ipc_lane.c \\\n\tcuda_ipc/cuda_ipc_cache.c\n"), "{release}: {makefile}");
+        for name in OURS {
+            assert!(makefile.contains(&format!("\tcuda_ipc/{name} \\\n")), "{release}: {name} is not in {makefile}");
+        }
+        assert!(copy.contains("uct_cuda_ipc_lane_copy(mapped_addr, dst, src, iov[0].length,"), "{release}: {copy}");
+        let theirs = tree.read("test/gtest/uct/cuda/test_cuda_ipc_md.cc");
+        let switched_off = theirs.matches(", \"CUDA_IPC_POSIX_FD=n\")\n").count();
+        assert_eq!(switched_off, if release == "1.21" { 0 } else { 3 }, "{release}: {theirs}");
     }
 }
 

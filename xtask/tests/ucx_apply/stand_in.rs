@@ -95,7 +95,7 @@ fn of_release(text: &str, release: &str) -> String {
     lines
 }
 
-const FILES: [(&str, &str); 8] = [
+const FILES: [(&str, &str); 9] = [
     (
         "configure.ac",
         "
@@ -290,6 +290,8 @@ uct_cuda_ipc_post_cuda_async_copy(int ep)
         goto out;
     }
 
+    status = stand_in(cuMemcpyDtoDAsync(dst, src, iov[0].length,
+                                        *stream));
     cuda_ipc_event->mapped_addr = mapped_addr;
 
 out:
@@ -334,6 +336,26 @@ static status_t uct_cuda_ipc_iface_query(int iface)
     stand_in = (md->enable_mnnvl ||
                 md->fabric_supported) ? 1 : 2;
 }
+",
+    ),
+    (
+        "test/gtest/uct/cuda/test_cuda_ipc_md.cc",
+        "
+22,23:UCS_TEST_P(test_cuda_ipc_md, mkey_pack_posix_fd)
+22,23:{
+22,23:}
+22,23:
+22,23:UCS_TEST_P(test_cuda_ipc_md, posix_fd_system_id_mismatch)
+22,23:{
+22,23:}
+22,23:
+UCS_TEST_P(test_cuda_ipc_md, stand_in)
+{
+}
+
+22,23:UCS_TEST_P(test_cuda_ipc_md, posix_fd_same_node_ipc)
+22,23:{
+22,23:}
 ",
     ),
 ];
