@@ -60,6 +60,7 @@ struct pool_properties {
     of(cuMemFree_v2, (address_t))                                                  \
     of(cuMemcpyHtoD_v2, (address_t, const void *, size_t))                         \
     of(cuMemcpyDtoH_v2, (void *, address_t, size_t))                               \
+    of(cuMemcpyDtoDAsync_v2, (address_t, address_t, size_t, void *))               \
     of(cuMemGetInfo_v2, (size_t *, size_t *))                                      \
     of(cuMemCreate, (handle_t *, size_t, const struct properties *, unsigned long long)) \
     of(cuMemRelease, (handle_t))                                                   \
@@ -324,6 +325,46 @@ out:
     free(wanted);
 }
 
+/* Submits a copy in parts: the first of so many bytes, 0 for one of all, each of the others longer by this many percent. */
+static int copy_in_parts(address_t to, address_t from, uint64_t bytes, uint64_t part, uint64_t percent)
+{
+    uint64_t done, now;
+    int code;
+
+    for (done = 0; done < bytes; done += now) {
+        now = part == 0 || (bytes - done) / 2 < part ? bytes - done : part;
+        code = cuMemcpyDtoDAsync_v2(to + done, from + done, now, NULL);
+        if (code != 0) {
+            return code;
+        }
+        part += part * percent / 100;
+    }
+    return 0;
+}
+
+/* copies FROM FROM TO BYTES COUNT PART PERCENT: so many pairs of copies within the process, in strict turns of the two sources; the microseconds of each. */
+static void do_copies(char **argument)
+{
+    uint64_t at, copies = 2 * number(argument[4]);
+    size_t used = 0, room = 32 * copies + 1;
+    char *text = calloc(1, room);
+
+    for (at = 0; at < copies; at++) {
+        double start = now_ms();
+
+        /* The second source in parts, the first at once: that is what it is compared with. */
+        if (!worked(copy_in_parts(number(argument[2]), number(argument[at % 2]), number(argument[3]), at % 2 ? number(argument[5]) : 0, number(argument[6])),
+                    "cuMemcpyDtoDAsync") ||
+            !worked(cuCtxSynchronize(), "cuCtxSynchronize")) {
+            goto out;
+        }
+        used += (size_t)snprintf(text + used, room - used, "%s%.3f", at == 0 ? "" : " ", (now_ms() - start) * 1e3);
+    }
+    answer("%s", text);
+out:
+    free(text);
+}
+
 /* Calls a function that only the fake driver has, and answers with the numbers it gives. */
 static void answer_numbers(const char *name, int device, size_t count)
 {
@@ -450,6 +491,7 @@ const struct command MEMORY_COMMANDS[] = {
     {"info", 0, do_info},
     {"fill", 4, do_fill},
     {"check", 4, do_check},
+    {"copies", 7, do_copies},
     {"counters", 0, do_counters},
     {"device", 1, do_device},
     {"calls", 1, do_calls},

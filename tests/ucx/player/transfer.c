@@ -245,6 +245,58 @@ static void do_flush(char **argument)
     worked(complete(ucp_ep_flush_nbx(pointer(argument[0]), &params), (double)number(argument[1])));
 }
 
+/* Drives the worker until the request is complete, without a pause: for times. */
+static ucs_status_t spin(void *request)
+{
+    ucs_status_t status;
+
+    if (request == NULL) {
+        return UCS_OK;
+    }
+    if (UCS_PTR_IS_ERR(request)) {
+        return UCS_PTR_STATUS(request);
+    }
+    while ((status = ucp_request_check_status(request)) == UCS_INPROGRESS) {
+        progress();
+    }
+    ucp_request_free(request);
+    return status;
+}
+
+/*
+ * turns WAY ENDPOINT KEY REMOTE KEY REMOTE LOCAL BYTES MEMORY COUNT: so many pairs of transfers, of the first memory and the second in strict turns, each begun when
+ * the one before it has arrived. WAY is get or put; a put has arrived when the endpoint is flushed. Answers with the microseconds of each.
+ */
+static void do_turns(char **argument)
+{
+    ucp_request_param_t params = {.op_attr_mask = UCP_OP_ATTR_FIELD_MEMH, .memh = pointer(argument[8])}, none = {.op_attr_mask = 0};
+    int put = strcmp(argument[0], "put") == 0;
+    uint64_t at, transfers = 2 * number(argument[9]);
+    ucp_ep_h endpoint = pointer(argument[1]);
+    void *local = pointer(argument[6]);
+    size_t bytes = number(argument[7]), used = 0, room = 32 * transfers + 1;
+    char *text = calloc(1, room);
+
+    for (at = 0; at < transfers; at++) {
+        char **source = argument + 2 + 2 * (at % 2);
+        ucp_rkey_h key = pointer(source[0]);
+        double start = now_ms();
+        ucs_status_t status = put ? spin(ucp_put_nbx(endpoint, local, bytes, number(source[1]), key, &params)) :
+                                    spin(ucp_get_nbx(endpoint, local, bytes, number(source[1]), key, &params));
+
+        if (status == UCS_OK && put) {
+            status = spin(ucp_ep_flush_nbx(endpoint, &none));
+        }
+        if (!worked(status)) {
+            free(text);
+            return;
+        }
+        used += (size_t)snprintf(text + used, room - used, "%s%.3f", at == 0 ? "" : " ", (now_ms() - start) * 1e3);
+    }
+    answer("%s", text);
+    free(text);
+}
+
 const struct command TRANSFER_COMMANDS[] = {
     {"open", 1, do_open},
     {"close", 0, do_close},
@@ -261,5 +313,6 @@ const struct command TRANSFER_COMMANDS[] = {
     {"wait", 2, do_wait},
     {"poll", 1, do_poll},
     {"flush", 2, do_flush},
+    {"turns", 10, do_turns},
     {NULL, 0, NULL},
 };
