@@ -11,7 +11,7 @@ import sys
 
 
 def objects(text):
-    """The JSON objects of a file, those of a report of several one by one; RESULT lines as objects, too."""
+    """The JSON objects of a file, those of a report of several one by one; RESULT lines as objects, too, also where the kit has them in a text."""
     decoder, at = json.JSONDecoder(), 0
     while at < len(text):
         if text[at] == "{":
@@ -20,11 +20,12 @@ def objects(text):
             except json.JSONDecodeError:
                 at += 1
                 continue
-            yield from found.get("reports", [found])
+            # Of `bench all`, of the GPU kit's results.json, or of one bench.
+            yield from found.get("reports") or [step["result"] for step in found.get("steps", []) if isinstance(step["result"], dict)] or [found]
         else:
             at += 1
-    for line in text.splitlines():
-        if line.startswith("RESULT ") and "within_one_process" in line:
+    for line in re.findall(r"RESULT [^;\"\n]*", text):
+        if "within_one_process" in line:
             yield {"bench": "nixl", "line": line, **dict(re.findall(r"(\w+)=([^ ]+)", line))}
 
 

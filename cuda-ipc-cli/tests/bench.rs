@@ -218,6 +218,15 @@ fn all_benches_are_one_report_and_its_plots_can_be_drawn_later() {
     assert!(drawn.iter().all(|(_, svg)| svg.contains("Fake CUDA device") && svg.contains("</svg>")));
     assert!(drawn == plots(&later), "a saved report gives the same plots");
 
+    // As the GPU kit writes them.
+    let steps: Vec<Value> =
+        list(&report, "reports").iter().map(|report| serde_json::json!({ "name": "a step", "status": 0, "result": report })).collect();
+    std::fs::write(&file, serde_json::json!({ "steps": steps }).to_string()).expect("a file");
+    let kit = folder("kit");
+    let (code, _, err) = run(program(&["bench", "plot", &file, "--svg", &kit]));
+    assert_eq!(code, 0, "{err}");
+    assert!(drawn == plots(&kit), "the kit's results give the same plots");
+
     let (code, out, err) = fake.run(&["bench", "all", "--quick"]);
     assert_eq!(code, 0, "{err}");
     assert_eq!(names.iter().filter(|name| out.contains(&format!("bench {name}: driver=fake"))).count(), names.len(), "{out}");

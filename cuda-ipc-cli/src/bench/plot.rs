@@ -40,9 +40,15 @@ pub(super) fn draw(report: &Value, folder: &Path) -> Result<(), Failure> {
     draw_all(report, folder).map(|_| ())
 }
 
+/// The reports in a report of several: of `bench all`, and of the GPU kit, whose steps have theirs.
+fn within(report: &Value) -> impl Iterator<Item = &Value> {
+    let list = |name: &str| report[name].as_array().map_or(&[][..], Vec::as_slice).iter();
+    list("reports").chain(list("steps").map(|step| &step["result"]))
+}
+
 fn draw_all(report: &Value, folder: &Path) -> Result<usize, Failure> {
     let mut drawn = 0;
-    for report in core::iter::once(report).chain(report.get("reports").and_then(Value::as_array).into_iter().flatten()) {
+    for report in core::iter::once(report).chain(within(report)) {
         for chart in reports::charts(report) {
             let file = folder.join(chart.file).with_extension("svg");
             let step = format!("drawing {}", file.display());

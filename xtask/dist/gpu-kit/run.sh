@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs everything of cuda-ipc that needs a GPU, on a machine without Rust: prints a table, and writes results.json and a log for each step.
+# Runs everything of cuda-ipc that needs a GPU, on a machine without Rust: prints a table, and writes results.json, a log for each step, targets.md and plots.
 #
 #   ./run.sh [--quick] [STEP]...       (--list names the steps)
 #
@@ -89,5 +89,7 @@ while read -r name limit command; do
     separator=", "
 done < <(steps)
 printf ']}\n' >>"$out/results.json"
+python3 "$kit/bench/targets.py" "$out/results.json" >"$out/targets.md" 2>>"$out/targets.err" && cat "$out/targets.md"
+"$program" bench plot "$out/results.json" --svg "$out/svg" 2>>"$out/plots.err"
 echo "$failed steps failed; $out/results.json"
 [ $failed -eq 0 ]
