@@ -233,6 +233,15 @@ fn all_benches_are_one_report_and_its_plots_can_be_drawn_later() {
 }
 
 #[test]
+fn a_folder_that_cannot_be_made_is_found_before_anything_is_measured() {
+    // There is no driver here, and none is asked for.
+    for bench in ["import", "all"] {
+        let (code, out, err) = run(program(&["bench", bench, "--svg", "/dev/null/plots"]));
+        assert!(code == 1 && out.is_empty() && err.contains("making the folder /dev/null/plots"), "{bench}: {code} {err}");
+    }
+}
+
+#[test]
 fn what_is_no_report_is_not_drawn() {
     let folder = std::env::temp_dir().join(format!("cuda-ipc-cli-no-report-{}", std::process::id()));
     std::fs::create_dir(&folder).expect("a folder");
