@@ -22,7 +22,7 @@ const BENCHES: &[(&str, &str)] = &[
     ("export", "--chunks 1,5,25 --reps 5"),
     ("broker", "--chunks 1,5,25 --reps 5"),
     ("growth", "--chunks 1,25 --reps 5"),
-    ("bandwidth", "--chunks 1,5 --reps 3"),
+    ("bandwidth", "--chunks 1,3 --reps 2"),
     ("parts", "--parts 300 --size 64M"),
     ("cache", "--windows 10,100 --chunks 1,5 --threads 1,2 --reps 2 --span 2"),
     ("give-back", "--size 100M --reps 1"),
