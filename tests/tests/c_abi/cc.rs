@@ -23,6 +23,9 @@ pub(crate) const CXX11: Language = Language { compiler: "g++", standard: "-std=c
 /// Folder of other builds of the libraries than those beside this test.
 const LIBRARIES: &str = "C_ABI_LIBRARIES";
 
+/// The exit status of a program in which memcheck has found something.
+pub(crate) const MEMCHECK_FOUND: i32 = 99;
+
 const WARNINGS: [&str; 4] = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"];
 const PKG_CONFIG: &str = include_str!("../../../cuda-ipc-ffi/cuda_ipc.pc.in");
 
@@ -56,6 +59,7 @@ pub(crate) struct Bench {
     built: PathBuf,
     socket: String,
     sanitize: bool,
+    memcheck: bool,
     env: Vec<(&'static str, String)>,
 }
 
@@ -69,12 +73,17 @@ impl Bench {
             std::os::unix::fs::symlink(built.join("libcuda_ipc.so"), libraries.join(name)).unwrap();
         }
         let socket = folder.path().join("socket").to_str().unwrap().to_owned();
-        Self { folder, built, socket, sanitize: false, env: Vec::new() }
+        Self { folder, built, socket, sanitize: false, memcheck: false, env: Vec::new() }
     }
 
     /// From here on programs are compiled with AddressSanitizer.
     pub(crate) fn sanitize(&mut self) {
         self.sanitize = true;
+    }
+
+    /// From here on programs run under valgrind's memcheck, which answers [`MEMCHECK_FOUND`] for a program in which it finds something.
+    pub(crate) fn memcheck(&mut self) {
+        self.memcheck = true;
     }
 
     /// From here on it does not look for leaks.
@@ -130,8 +139,15 @@ impl Bench {
     }
 
     fn command(&self, program: &Program) -> Command {
-        let mut command = Command::new(&program.0);
-        let config = FakeConfig { dir: Some(self.folder.path().to_owned()), ..FakeConfig::default() };
+        let mut command = if self.memcheck { Command::new("valgrind") } else { Command::new(&program.0) };
+        let mut config = FakeConfig { dir: Some(self.folder.path().to_owned()), ..FakeConfig::default() };
+        if self.memcheck {
+            // Possibly lost is what a thread has that is just ending.
+            command.args(["--quiet", "--leak-check=full", "--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"]);
+            command.arg(format!("--error-exitcode={MEMCHECK_FOUND}")).arg(&program.0);
+            // Valgrind keeps account of each byte of address space.
+            (config.memory_bytes, config.va_bytes) = (Some(1 << 27), Some(1 << 33));
+        }
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("CUDA_IPC_")) {
             command.env_remove(name);
         }

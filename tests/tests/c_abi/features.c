@@ -16,6 +16,12 @@
 #define CHUNK ((size_t)2 << 20)
 #define CHUNKS 5
 
+/* By which route the exporter is reached: valgrind's older releases know no pidfds. */
+static uint32_t expected_route(void)
+{
+    return getenv("NO_PIDFDS") == NULL ? CUDA_IPC_ROUTE_PIDFD : CUDA_IPC_ROUTE_BROKER;
+}
+
 static unsigned long checks;
 
 extern uint64_t fake_cuda_calls(const char *function);
@@ -227,7 +233,7 @@ static void imports(const unsigned char *rkey)
     ASSERT(cuda_ipc_window_release(window) == CUDA_IPC_OK);
 
     window = import(at_once, rkey, &info);
-    ASSERT(stats_of(at_once).mapped_chunks == CHUNKS && info.route == CUDA_IPC_ROUTE_PIDFD);
+    ASSERT(stats_of(at_once).mapped_chunks == CHUNKS && info.route == expected_route());
     ASSERT(cuda_ipc_lease(window, info.base, info.length, 0, &lease, &local) == CUDA_IPC_OK);
     compare(local + 3 * CHUNK, 3 * CHUNK);
     ASSERT(cuda_ipc_lease_end(lease) == CUDA_IPC_OK && cuda_ipc_window_release(window) == CUDA_IPC_OK);

@@ -120,6 +120,38 @@ fn address_sanitizer_finds_nothing_where_it_would_find_something() {
 }
 
 #[test]
+#[ignore = "needs valgrind: cargo xtask test --stage valgrind"]
+fn memcheck_finds_nothing_where_it_would_find_something() {
+    let mut bench = Bench::new();
+    bench.memcheck();
+    // First the proof that it looks, at what the program writes and at what it does not give back.
+    let overflow = bench.program("overflow", C11, Link::Dynamic);
+    let mine = bench.run(&overflow, &["mine"]);
+    assert!(mine.err.contains("Invalid write of size 1"), "{mine:?}");
+    let leak = bench.run(&overflow, &["leak"]);
+    assert!(leak.status.code() == Some(cc::MEMCHECK_FOUND) && leak.err.contains("definitely lost"), "{leak:?}");
+
+    // Both processes of a share: memory that was never written or is not there any more, and what is lost at the end.
+    let [exporter, importer] = ["exporter", "importer"].map(|name| bench.example(name, C11, Link::Dynamic));
+    let mut other = bench.start(&exporter);
+    let output = bench.run(&importer, &[bench.socket()]);
+    assert!(output.status.success() && output.out.starts_with("verified "), "{output:?}");
+    let exported = other.finish();
+    assert!(exported.status.success(), "{exported:?}");
+    if output.err.contains("syscall: 434") {
+        println!("this valgrind knows no pidfds: the broker's route is looked at, and not that by pidfd");
+        bench.set("NO_PIDFDS", "1");
+    }
+    share(&bench, &exporter, &bench.program("features", C11, Link::Dynamic), "features: ");
+    let others = bench.program("others", C99, Link::Dynamic);
+    let mut exporter = bench.start_with(&others, &["export", bench.socket()]);
+    let output = bench.run(&others, &["import", bench.socket()]);
+    assert!(output.status.success() && output.out == "verified both\n", "{output:?}");
+    let output = exporter.finish();
+    assert!(output.status.success() && output.out == "exported\n", "{output:?}");
+}
+
+#[test]
 fn environment_variables_are_heard() {
     let mut bench = Bench::new();
     let (exporter, importer) = (bench.example("exporter", C11, Link::Dynamic), bench.example("importer", C11, Link::Dynamic));

@@ -39,6 +39,7 @@ pub(super) const STAGES: &[Stage] = &[
     Stage { name: "headers", help: "the C header and its list of symbols are what the sources give", slow: true, run: headers },
     Stage { name: "c-library", help: "the C library as a package: C programs link with what pkg-config says", slow: false, run: c_library },
     Stage { name: "asan", help: "the C ABI's programs with a library that AddressSanitizer is built into", slow: true, run: asan },
+    Stage { name: "valgrind", help: "both ends of shares by the C ABI under valgrind's memcheck", slow: true, run: valgrind },
     Stage { name: "loom", help: "every interleaving of the small concurrency models", slow: true, run: loom },
     Stage { name: "fuzz", help: "each fuzz target for some seconds", slow: true, run: fuzz },
     Stage { name: "ucx", help: "UCX releases with the preload library (all of them: cargo xtask ucx --all-ucx)", slow: true, run: ucx },
@@ -170,6 +171,20 @@ fn asan(workspace: &Workspace) -> Outcome {
         .cargo("test --package cuda-ipc-tests --test c_abi -- --exact address_sanitizer_finds_nothing_where_it_would_find_something")
         .envs(fake.environment())
         .env("C_ABI_LIBRARIES", folder.join(host).join("debug"))
+        .run()?;
+    Ok(Done::Passed)
+}
+
+fn valgrind(workspace: &Workspace) -> Outcome {
+    if !workspace.has_program("valgrind") {
+        return Err(Failure::task("valgrind is not in PATH: install it (apt-get install valgrind; .ci/run does)"));
+    }
+    // The libraries as users have them, without anything built into them.
+    workspace.cargo(&format!("build --package cuda-ipc-ffi {}", crate::driver::FAKE_PACKAGES)).run()?;
+    let fake = FakeDriver::link(workspace, Profile::Debug)?;
+    workspace
+        .cargo("test --package cuda-ipc-tests --test c_abi -- --ignored --exact memcheck_finds_nothing_where_it_would_find_something --nocapture")
+        .envs(fake.environment())
         .run()?;
     Ok(Done::Passed)
 }
