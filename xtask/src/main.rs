@@ -19,6 +19,7 @@ mod fuzz;
 mod gen_bindings;
 mod gen_headers;
 mod no_std;
+mod public_api;
 mod test;
 mod tidy;
 mod ucx;
@@ -79,6 +80,12 @@ const TASKS: &[Task] = &[
         usage: gen_headers::USAGE,
         help: "make cuda-ipc-ffi/include/cuda_ipc.h and the list of its symbols, or check them",
         run: gen_headers::run,
+    },
+    Task {
+        name: "public-api",
+        usage: public_api::USAGE,
+        help: "list what each library crate offers, or check the committed lists",
+        run: public_api::run,
     },
     #[cfg(feature = "codegen")]
     Task { name: "cbindgen", usage: cbindgen::USAGE, help: "(a step of gen-headers)", run: cbindgen::run },

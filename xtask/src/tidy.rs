@@ -6,6 +6,8 @@
 mod catalogue;
 mod documents;
 mod layers;
+mod manifests;
+mod rust_version;
 mod soundness;
 mod sources;
 mod supply;
@@ -66,6 +68,8 @@ pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<ExitCode, Fa
                 findings.extend(supply::check(&lock, &metadata, &deny));
                 if is_root {
                     findings.extend(layers::check(&files, &metadata));
+                    findings.extend(manifests::check(&files, &metadata));
+                    findings.extend(rust_version::check(&files, &metadata));
                 }
             }
             None => findings.push(Finding::new(
