@@ -95,6 +95,10 @@ pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<ExitCode, Fa
 /// All text files that git tracks or would add.
 fn files(workspace: &Workspace) -> Result<Vec<File>, Failure> {
     let list = cmd!(workspace.shell, "git ls-files --cached --others --exclude-standard").quiet().read()?;
+    // Git quotes such a name; cargo refuses to pack a crate that has one. Nobody chooses it: some program has opened a file by a wrong pointer.
+    if let Some(name) = list.lines().find(|path| path.starts_with('"')) {
+        return Err(Failure::task(format!("{name} is no name for a file")));
+    }
     let mut files: Vec<File> = list
         .lines()
         // A file that is deleted and not yet committed, or that is no text, cannot break a rule.

@@ -32,6 +32,7 @@ pub(super) const STAGES: &[Stage] = &[
     Stage { name: "clippy", help: "all targets, warnings are errors", slow: false, run: clippy },
     Stage { name: "features", help: "every feature set that users can choose", slow: false, run: features },
     Stage { name: "docs", help: "rustdoc, warnings are errors; what the libraries offer is what is committed", slow: false, run: docs },
+    Stage { name: "crates", help: "each crate can be packed for crates.io", slow: false, run: crates },
     Stage { name: "tests", help: "all tests, on the fake driver", slow: false, run: tests },
     Stage { name: "doctests", help: "the examples in the documentation", slow: false, run: doctests },
     Stage { name: "no-std", help: "the no_std crates link and run without std and allocator", slow: false, run: no_std },
@@ -110,6 +111,21 @@ fn features(workspace: &Workspace) -> Outcome {
 
 fn docs(workspace: &Workspace) -> Outcome {
     public_api::run(workspace, &["--check".to_owned()])?;
+    Ok(Done::Passed)
+}
+
+fn crates(workspace: &Workspace) -> Outcome {
+    let published = FEATURE_SETS.iter().filter_map(|set| set.split_whitespace().nth(1)).collect::<std::collections::BTreeSet<_>>();
+    let packages = published.iter().flat_map(|name| ["--package", name]);
+    // Not built from the packed files: they are those that the other stages build, and none of them includes a file of another folder.
+    let packed =
+        workspace.cargo("package --no-verify --allow-dirty").args(packages).env("CARGO_TERM_COLOR", "never").ignore_status().output()?;
+    let said = String::from_utf8_lossy(&packed.stderr);
+    let count = said.lines().filter(|line| line.trim_start().starts_with("Packaged ")).count();
+    if count != published.len() {
+        return Err(Failure::task(format!("{count} of {} crates were packed:\n{said}", published.len())));
+    }
+    println!("{count} crates can be packed");
     Ok(Done::Passed)
 }
 
