@@ -41,7 +41,8 @@ impl FakeDriver {
     /// Links the libraries that cargo has built for `profile`.
     pub(crate) fn link(workspace: &Workspace, profile: Profile) -> Result<Self, Failure> {
         let folder = workspace.shell.create_dir(workspace.target.join("fake-driver").join(profile.folder()))?;
-        for (built, opened) in [("libcuda.so", "libcuda.so.1"), ("libnvidia_ml.so", "libnvidia-ml.so.1")] {
+        // The name without a number is what cudarc asks for first, and what a linker does.
+        for (built, opened) in [("libcuda.so", "libcuda.so.1"), ("libcuda.so", "libcuda.so"), ("libnvidia_ml.so", "libnvidia-ml.so.1")] {
             let library = workspace.target.join(profile.folder()).join(built);
             if !library.is_file() {
                 return Err(Failure::task(format!("{} was not built", library.display())));

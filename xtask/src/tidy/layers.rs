@@ -14,6 +14,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("cuda-ipc-preload", &["cuda-ipc-cache", "cuda-ipc-core", "cuda-driver-sys", "pidfd-sys"]),
     ("cuda-ipc-cli", &["cuda-ipc-cache", "cuda-ipc-core", "cuda-driver-sys", "pidfd-sys"]),
     ("cuda-ipc-tests", &["cuda-ipc-cache", "cuda-ipc-core", "cuda-driver-sys", "pidfd-sys"]),
+    ("cudarc-example", &["cuda-ipc-cache", "cuda-ipc-core"]),
     ("fake-cuda", &["cuda-driver-sys"]),
     ("fake-nvml", &[]),
     ("syscall-shim", &[]),

@@ -16,7 +16,7 @@ struct Rule {
 }
 
 /// Folders of code that proves, builds or shows and may do what the libraries may not.
-const NOT_LIBRARIES: [&str; 3] = ["tests/", "xtask/", "fuzz/"];
+const NOT_LIBRARIES: [&str; 4] = ["tests/", "xtask/", "fuzz/", "examples/"];
 
 const RULES: &[Rule] = &[
     Rule {
