@@ -8,8 +8,8 @@ use cuda_ipc_core::key::Key;
 use cuda_ipc_core::rkey::{Payload, Rkey};
 use cuda_ipc_core::sys::driver;
 
-use crate::driver::{Cuda, Fake};
-use crate::exporter::RemoteMemory;
+use crate::driver::{Cuda, Fake, FakeConfig, Inside};
+use crate::exporter::{self, RemoteMemory};
 
 /// More than any call here takes.
 pub const LONG: Duration = Duration::from_secs(60);
@@ -17,6 +17,21 @@ pub const LONG: Duration = Duration::from_secs(60);
 pub const READ: Access<'static> = Access { devices: &[0], writable: false };
 /// Access for the first device, to read and write.
 pub const WRITE: Access<'static> = Access { devices: &[0], writable: true };
+
+/// Enters a test that imports here and exports in processes of their own; `None` in the runner's process and in an exporter's, when it is over.
+pub fn enter(test: &str) -> Option<(Inside, Importer)> {
+    enter_with(test, &FakeConfig::default())
+}
+
+/// As [`enter`], on a machine of another kind.
+pub fn enter_with(test: &str, config: &FakeConfig) -> Option<(Inside, Importer)> {
+    let me = Inside::enter(test, config)?;
+    if me.role() == exporter::ROLE {
+        exporter::serve(&me);
+        return None;
+    }
+    Some((me, Importer::start()))
+}
 
 /// An importing process.
 #[derive(Clone, Copy, Debug)]

@@ -11,8 +11,8 @@ use cuda_ipc_core::importer::{Access, ConnectOptions, Deadline, Import, ImportEr
 use cuda_ipc_core::rkey::Rkey;
 use cuda_ipc_tests::apart;
 use cuda_ipc_tests::driver::{FakeConfig, Inside};
-use cuda_ipc_tests::exporter::{self, Remote};
-use cuda_ipc_tests::importer::{Importer, LONG, key};
+use cuda_ipc_tests::exporter::Remote;
+use cuda_ipc_tests::importer::{self, Importer, LONG, key};
 use cuda_ipc_tests::snapshot::Snapshot;
 use pidfd_sys::numbers::PIDFD_GETFD;
 
@@ -25,15 +25,10 @@ fn enter(test: &str) -> Option<(Inside, Importer)> {
 }
 
 fn enter_with(test: &str, config: &FakeConfig) -> Option<(Inside, Importer)> {
-    let me = Inside::enter(test, config)?;
-    if me.role() == exporter::ROLE {
-        exporter::serve(&me);
-        return None;
-    }
-    let importer = Importer::start();
+    let entered = importer::enter_with(test, config)?;
     // What is made once in a process is made now.
     cuda_ipc_core::sys::ProcessLife::current().unwrap();
-    Some((me, importer))
+    Some(entered)
 }
 
 fn cache(importer: &Importer) -> Cache {

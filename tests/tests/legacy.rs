@@ -7,22 +7,12 @@ use core::time::Duration;
 use cuda_ipc_core::exporter::Exporter;
 use cuda_ipc_core::importer::{Deadline, ImportErrorKind, LegacyImport};
 use cuda_ipc_core::rkey::Payload;
-use cuda_ipc_tests::driver::{FakeConfig, Inside};
 use cuda_ipc_tests::exporter::{self, Remote};
-use cuda_ipc_tests::importer::{Importer, LONG};
+use cuda_ipc_tests::importer::{LONG, enter};
 use cuda_ipc_tests::pattern;
 use cuda_ipc_tests::snapshot::Snapshot;
 
 const MIB: u64 = 1 << 20;
-
-fn enter(test: &str) -> Option<(Inside, Importer)> {
-    let me = Inside::enter(test, &FakeConfig::default())?;
-    if me.role() == exporter::ROLE {
-        exporter::serve(&me);
-        return None;
-    }
-    Some((me, Importer::start()))
-}
 
 fn soon() -> Deadline {
     Deadline::after(LONG)

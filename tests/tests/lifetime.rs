@@ -8,23 +8,12 @@ use std::time::Instant;
 use cuda_ipc_core::importer::{ImportErrorKind, ImportStep};
 use cuda_ipc_core::rkey::Rkey;
 use cuda_ipc_core::table::LookupError;
-use cuda_ipc_tests::driver::{FakeConfig, Inside};
-use cuda_ipc_tests::exporter::{self, Remote, Stats};
-use cuda_ipc_tests::importer::Importer;
+use cuda_ipc_tests::exporter::{Remote, Stats};
+use cuda_ipc_tests::importer::enter;
 use cuda_ipc_tests::memory::STABLE;
 use cuda_ipc_tests::snapshot::{Snapshot, wait_until};
 
 const MIB: u64 = 1 << 20;
-
-/// Enters a test with exporter processes; `None` in the runner's process and in an exporter's, when it is over.
-fn enter(test: &str) -> Option<(Inside, Importer)> {
-    let me = Inside::enter(test, &FakeConfig::default())?;
-    if me.role() == exporter::ROLE {
-        exporter::serve(&me);
-        return None;
-    }
-    Some((me, Importer::start()))
-}
 
 #[test]
 fn exports_that_overlap_share_chunks_and_fds() {

@@ -7,23 +7,13 @@ use std::os::fd::AsRawFd;
 
 use cuda_ipc_core::import::Step;
 use cuda_ipc_core::importer::{ImportErrorKind, ImportStep};
-use cuda_ipc_tests::driver::{FakeConfig, Inside};
-use cuda_ipc_tests::exporter::{self, Remote, Stats};
-use cuda_ipc_tests::importer::Importer;
+use cuda_ipc_tests::exporter::{Remote, Stats};
+use cuda_ipc_tests::importer::enter;
 use cuda_ipc_tests::snapshot::Snapshot;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use pidfd_sys::Errno;
 
 const MIB: u64 = 1 << 20;
-
-fn enter(test: &str) -> Option<(Inside, Importer)> {
-    let me = Inside::enter(test, &FakeConfig::default())?;
-    if me.role() == exporter::ROLE {
-        exporter::serve(&me);
-        return None;
-    }
-    Some((me, Importer::start()))
-}
 
 fn limit_files(soft: u64) -> u64 {
     let (before, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();

@@ -8,26 +8,13 @@ use cuda_ipc_core::importer::{ConnectOptions, Deadline, ImportErrorKind, LegacyI
 use cuda_ipc_core::key::KeyKind;
 use cuda_ipc_core::rkey::Rkey;
 use cuda_ipc_core::table::LookupError;
-use cuda_ipc_tests::driver::{FakeConfig, Inside};
-use cuda_ipc_tests::exporter::{self, Remote};
-use cuda_ipc_tests::importer::{Importer, LONG, key};
+use cuda_ipc_tests::driver::FakeConfig;
+use cuda_ipc_tests::exporter::Remote;
+use cuda_ipc_tests::importer::{Importer, LONG, enter, enter_with, key};
 use cuda_ipc_tests::pattern;
 use cuda_ipc_tests::snapshot::Snapshot;
 
 const MIB: u64 = 1 << 20;
-
-fn enter_with(test: &str, config: &FakeConfig) -> Option<(Inside, Importer)> {
-    let me = Inside::enter(test, config)?;
-    if me.role() == exporter::ROLE {
-        exporter::serve(&me);
-        return None;
-    }
-    Some((me, Importer::start()))
-}
-
-fn enter(test: &str) -> Option<(Inside, Importer)> {
-    enter_with(test, &FakeConfig::default())
-}
 
 fn soon() -> Deadline {
     Deadline::after(LONG)

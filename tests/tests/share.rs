@@ -5,23 +5,12 @@
 use cuda_driver_sys::CUresult;
 use cuda_ipc_core::importer::{Deadline, Import, ImportErrorKind, ImportStep};
 use cuda_ipc_core::table::LookupError;
-use cuda_ipc_tests::driver::{FakeConfig, Inside};
-use cuda_ipc_tests::exporter::{self, Remote};
-use cuda_ipc_tests::importer::{Importer, LONG, WRITE, key};
+use cuda_ipc_tests::exporter::Remote;
+use cuda_ipc_tests::importer::{LONG, WRITE, enter, key};
 use cuda_ipc_tests::memory::STABLE;
 use cuda_ipc_tests::snapshot::Snapshot;
 
 const MIB: u64 = 1 << 20;
-
-/// Enters a test with an exporter process; `None` in the runner's process and in the exporter's, when it is over.
-fn enter(test: &str) -> Option<(Inside, Importer)> {
-    let me = Inside::enter(test, &FakeConfig::default())?;
-    if me.role() == exporter::ROLE {
-        exporter::serve(&me);
-        return None;
-    }
-    Some((me, Importer::start()))
-}
 
 /// `count` chunks, one in `rate` of 20 MiB, from the second on, the others of 2 MiB; each with a seed of its own.
 fn mixed(count: u64, rate: u64) -> Vec<(u64, u64)> {

@@ -5,20 +5,10 @@
 
 use cuda_ipc_core::importer::{ImportErrorKind, Peer};
 use cuda_ipc_core::rkey::Rkey;
-use cuda_ipc_tests::driver::{FakeConfig, Inside};
-use cuda_ipc_tests::exporter::{self, Remote, RemoteMemory, Stats};
-use cuda_ipc_tests::importer::{Importer, key};
+use cuda_ipc_tests::exporter::{Remote, RemoteMemory, Stats};
+use cuda_ipc_tests::importer::{Importer, enter, key};
 
 const MIB: u64 = 1 << 20;
-
-fn enter(test: &str) -> Option<(Inside, Importer)> {
-    let me = Inside::enter(test, &FakeConfig::default())?;
-    if me.role() == exporter::ROLE {
-        exporter::serve(&me);
-        return None;
-    }
-    Some((me, Importer::start()))
-}
 
 /// Three exported chunks of one size, and the fd numbers that they have in the exporter.
 fn three_chunks(remote: &mut Remote, importer: &Importer) -> (RemoteMemory, Rkey, Vec<u64>) {

@@ -12,24 +12,14 @@ use cuda_ipc_core::importer::{ConnectOptions, Deadline, Route};
 use cuda_ipc_core::key::{Key, Nonce};
 use cuda_ipc_core::rkey::{Payload, Rkey};
 use cuda_ipc_tests::child::{fork, wait};
-use cuda_ipc_tests::driver::{FakeConfig, Inside};
 use cuda_ipc_tests::exporter::{self, Remote};
-use cuda_ipc_tests::importer::{Importer, LONG, key};
+use cuda_ipc_tests::importer::{LONG, enter, key};
 use cuda_ipc_tests::snapshot::open_fds;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, mprotect, munmap};
 
 const MIB: u64 = 1 << 20;
-
-fn enter(test: &str) -> Option<(Inside, Importer)> {
-    let me = Inside::enter(test, &FakeConfig::default())?;
-    if me.role() == exporter::ROLE {
-        exporter::serve(&me);
-        return None;
-    }
-    Some((me, Importer::start()))
-}
 
 #[test]
 fn nonces_are_64_random_bits_and_new_after_a_fork() {
