@@ -1,7 +1,7 @@
 //! The answers to UCX's CUDA modules, one function for each interposed name that has an answer of ours.
 //!
 //! Each asks the exporting or importing side; where that has nothing to say, or anything goes wrong in it, the driver's own function is called with the caller's
-//! arguments. No panic leaves a handler, and no lock of ours is held while the driver runs.
+//! arguments. No panic leaves a handler, and no lock of ours is held while the driver runs. The file is long because there are many names; each function is short.
 //!
 //! # Safety
 //! The unsafe here is reading and writing through the pointers that UCX passes, as the driver itself would: a handler only touches what the function's contract

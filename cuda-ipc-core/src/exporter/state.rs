@@ -1,5 +1,6 @@
 //! The exporter's bookkeeping: which chunks are published where, who counts them, and which slots are free. Changed under the exporter's lock; makes no
-//! driver call and closes no fd: what is retired is returned, to be dropped after the lock.
+//! driver call and closes no fd: what is retired is returned, to be dropped after the lock. One long file, because everything in it changes one structure whose parts
+//! have to agree.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;

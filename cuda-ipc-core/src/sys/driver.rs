@@ -2,7 +2,8 @@
 //!
 //! [`Cuda`] is a loaded, initialised driver. Handles, addresses and ordinals are plain numbers here; who owns them is the caller's knowledge. A wrong number
 //! is an error code of the driver's, never undefined behaviour on the host: none of these functions reads or writes memory through a device address.
-//! None needs a current context either (the conformance test asks), so importers and sweepers work in any thread and create none.
+//! None needs a current context either (the conformance test asks), so importers and sweepers work in any thread and create none. The file is long because the
+//! driver has many calls; each function is one of them.
 //!
 //! # Safety
 //! The unsafe here is calling the driver's C functions. Every pointer passed is to a live local of the type the function expects, and none is kept by the

@@ -1,4 +1,4 @@
-//! Driver calls with Rust arguments, for tests: each method is one call, and answers what the call answered.
+//! Driver calls with Rust arguments, for tests: each method is one call, and answers what the call answered. Long, as the list of calls is.
 //!
 //! # Safety
 //! Out pointers are to live locals and host buffers are slices. Device addresses are numbers: the driver checks them, a test may pass wrong ones to see
