@@ -185,7 +185,7 @@ uct_cuda_ipc_lane_lease_slow(cuda_ipc_window_t window, uint64_t address,
             holding[i] = taken[i].id;
         }
 
-        /* It is found out at once that it waits for leases of the same window handle; for others, after some time. */
+        /* It is found out at once that it waits for one of these leases; for one that is not in the list, which has an end, after some time. */
         status = cuda_ipc_lease_holding(window, address, length,
                                         ((retries > 0) && (count > 0)) ?
                                                 UCT_CUDA_IPC_LANE_PATIENCE_NS :

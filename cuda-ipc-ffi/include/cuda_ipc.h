@@ -1189,7 +1189,8 @@ cuda_ipc_status_t cuda_ipc_lease(struct cuda_ipc_window_t window,
 
 /**
  * As `cuda_ipc_lease`, for a caller that holds `count` leases at `holding`: where a replaced chunk is in use by one of them, the answer is `CUDA_IPC_WOULD_BLOCK`
- * at once, since the caller would wait for itself. Handles in `holding` that are of no live lease of this window do not matter.
+ * at once, since the caller would wait for itself. They may have been taken with other handles of the same memory: a context has one window for each reservation of
+ * an exporter and each kind of access, however often it was opened. Handles in `holding` that are of no live lease of it do not matter.
  *
  * Errors: as `cuda_ipc_lease`; `CUDA_IPC_ERR_ARGUMENT` for more than 65536 leases.
  */

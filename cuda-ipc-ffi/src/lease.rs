@@ -64,7 +64,8 @@ pub unsafe extern "C" fn cuda_ipc_lease(
 }
 
 /// As `cuda_ipc_lease`, for a caller that holds `count` leases at `holding`: where a replaced chunk is in use by one of them, the answer is `CUDA_IPC_WOULD_BLOCK`
-/// at once, since the caller would wait for itself. Handles in `holding` that are of no live lease of this window do not matter.
+/// at once, since the caller would wait for itself. They may have been taken with other handles of the same memory: a context has one window for each reservation of
+/// an exporter and each kind of access, however often it was opened. Handles in `holding` that are of no live lease of it do not matter.
 ///
 /// Errors: as `cuda_ipc_lease`; `CUDA_IPC_ERR_ARGUMENT` for more than 65536 leases.
 ///
@@ -92,10 +93,10 @@ pub unsafe extern "C" fn cuda_ipc_lease_holding(
         let claim = leases::claim(id.place)?;
         let parts = match windows::view(&claim, id)? {
             View::Mirror(window) => {
-                let held: Vec<LeaseParts> = holding.iter().filter_map(|lease| leases::peek(lease.decode().ok()?, id.place)).collect();
+                let held = |lease: &cuda_ipc_lease_t| leases::peek(lease.decode().ok()?, |at| windows::shows(at, window));
                 match window.try_lease(address, length) {
                     Some(lease) => lease.into_parts(),
-                    None => miss(window, address, length, timeout_ns, &held)?,
+                    None => miss(window, address, length, timeout_ns, &holding.iter().filter_map(held).collect::<Vec<_>>())?,
                 }
             }
             View::Fixed { base, len, local } => fixed(address.wrapping_sub(base), len, length, local)?,

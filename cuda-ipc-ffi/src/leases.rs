@@ -110,10 +110,11 @@ pub(crate) fn end(id: Id) -> Result<(Claim, LeaseParts), Failure> {
     Ok((Claim { place, number: id.place, word }, parts))
 }
 
-/// The parts of a live lease on the window at `window`; `None` if the handle is of no live lease, or of another window. Only a hint: it may end at any time.
-pub(crate) fn peek(id: Id, window: u32) -> Option<LeaseParts> {
+/// The parts of a live lease whose window's place `is_meant`; `None` if the handle is of no live lease, or of another window. Only a hint: it may end at any time.
+/// The lease was live while `is_meant` was asked.
+pub(crate) fn peek(id: Id, is_meant: impl FnOnce(u32) -> bool) -> Option<LeaseParts> {
     let place = find(id)?;
-    let live = place.word.live(id.generation).filter(|live| live.window() == window)?;
+    let live = place.word.live(id.generation).filter(|live| is_meant(live.window()))?;
     let parts = place.parts();
     fence(Acquire);
     place.word.is_still(live).then_some(parts)
@@ -219,8 +220,8 @@ mod tests {
     fn a_lease_ends_once() {
         let handle = claim(11).expect("a place").publish(parts(5));
         assert!(is_claimed(11) && !is_claimed(12));
-        assert_eq!(peek(id(handle), 11), Some(parts(5)));
-        assert_eq!(peek(id(handle), 12), None);
+        assert_eq!(peek(id(handle), |at| at == 11), Some(parts(5)));
+        assert_eq!(peek(id(handle), |at| at == 12), None);
         let (claim, found) = end(id(handle)).expect("the first end");
         assert_eq!((found, claim.window(), is_claimed(11)), (parts(5), 11, true));
         assert!(end(id(handle)).is_err(), "while it is being ended");

@@ -154,6 +154,12 @@ pub(crate) fn of_lease(claim: &Claim) -> Option<&Window> {
     unsafe { place.window.load(Acquire).as_ref() }
 }
 
+/// Whether the place at `at` shows this window of the cache, as other handles may: it has one for each reservation and access. Meant for places that a live lease
+/// names, where the pointer stays; it is compared only.
+pub(crate) fn shows(at: u32, window: &Window) -> bool {
+    PLACES_OF_WINDOWS.get(at).is_some_and(|place| ptr::eq(place.window.load(Acquire), window))
+}
+
 /// Whether a closed window waits for this claim, as it seems: then [`clear`] is worth the lock.
 #[inline]
 pub(crate) fn is_closed(claim: &Claim) -> bool {

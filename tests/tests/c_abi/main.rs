@@ -75,6 +75,17 @@ fn memory_of_pools_and_of_cumemalloc_goes_by_the_same_calls() {
 }
 
 #[test]
+fn a_lease_is_known_whatever_handle_it_was_taken_with() {
+    let bench = Bench::new();
+    let holding = bench.program("holding", C99, Link::Dynamic);
+    let mut exporter = bench.start_with(&holding, &["export", bench.socket()]);
+    let output = bench.run(&holding, &["import", bench.socket()]);
+    assert!(output.status.success() && output.out == "replaced under a lease\n", "{output:?}");
+    let output = exporter.finish();
+    assert!(output.status.success() && output.out == "exported\n", "{output:?}");
+}
+
+#[test]
 fn a_hit_allocates_nothing_and_makes_no_system_call() {
     let bench = Bench::new();
     let (exporter, hit) = (bench.example("exporter", C11, Link::Dynamic), bench.program("hit", C11, Link::Dynamic));
