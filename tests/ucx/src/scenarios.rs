@@ -124,6 +124,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     tree("tree/broker", "the lane by the broker alone", trees::broker),
     tree("tree/off", "with UCX_CUDA_IPC_POSIX_FD=n on one side bytes are right, and the other pairs keep the lane", trees::off),
     tree("tree/other-trees", "peers with other releases, with the lane and without it, get right bytes", trees::others),
+    tree("tree/parts", "long copies are submitted in parts, and if one is refused nothing of the others goes on", trees::parts),
     tree("tree/hit", "what a hit costs, and what UCX's own costs", trees::hit),
     both("memory/steady", "fds, memory and GPU memory stay as they are over many rounds", memory::steady),
 ];

@@ -98,6 +98,45 @@ fn read(a: &mut Player, from: &mut Player, base: u64, buffer: Local, seed: u64) 
     Ok(route)
 }
 
+/// A long copy is submitted in parts, whose number does not depend on the memory's; a short one and one of other memory as a whole. If a part is refused, the
+/// transfer is, and nothing of it goes on: the memory can go at once.
+pub(super) fn parts(world: &mut World) -> Outcome {
+    needs_lane(&world.wheel)?;
+    // The importer's copies: two of the first transfer, one of each of the next two, then the second of the last.
+    world.set("FAKE_CUDA_FAULT", "cuMemcpyDtoDAsync_v2#6=1");
+    let (mut a, mut b) = world.pair(Setup::preload(), Setup::preload())?;
+    let len = 100 * CHUNK;
+    let before = a.used_bytes(0)?;
+    let base = a.segment(CHUNK, 100, len, POSIX_FD)?;
+    let plain = a.alloc(len)?;
+    let buffer = b.buffer(len)?;
+    let mut counts = Vec::new();
+    let mut remotes = Vec::new();
+    for (address, shared, seed) in [(base, len, 1), (base, 20 * CHUNK, 2), (plain, len, 3)] {
+        a.fill(address, len, seed, 0)?;
+        let key = a.share(address, len)?;
+        let remote = b.open(&a, &key)?;
+        let copies = b.lane_copies()?;
+        b.read(&remote, 0, buffer, shared, seed, 0)?;
+        counts.push(b.lane_copies()? - copies);
+        remotes.push((remote, key));
+    }
+    expect(counts == [2, 1, 1], &format!("copies: {counts:?}"))?;
+    if world.wheel.is_at_least("1.19") {
+        let (remote, _) = &remotes[0];
+        // Longer than the memory takes to go.
+        b.ask("async 500000")?;
+        if b.try_transfer(Way::Put, remote, 0, buffer, len)?.is_ok() {
+            return Err("a part was refused, and the transfer was not".to_owned());
+        }
+    }
+    a.unmap(base, len)?;
+    let took = a.wait_for_used(0, before + 2 * len, 2000)?.ok_or("the memory does not come back")?;
+    world.notes.push(format!("memory back after {took} ms"));
+    a.is_clean()?;
+    b.is_clean()
+}
+
 /// What a hit costs, beside UCX's own in the same run.
 pub(super) fn hit(world: &mut World) -> Outcome {
     needs_lane(&world.wheel)?;
