@@ -54,7 +54,8 @@ enum What {
     /// Export of N chunks and its release, against the bare calls for the same chunks; and registration inside known chunks
     ///
     /// The floor is, by hand: for each chunk cuMemRetainAllocationHandle, cuMemExportToShareableHandle, cuMemRelease; then close all fds. Ours is the
-    /// export of the range, none of whose chunks is published yet, and its release. Registration is the export of 16 MiB in the middle of the range while an
+    /// export of the range, none of whose chunks is published yet, and its release, by an exporter that has another chunk exported; what the first export adds
+    /// (threads, a socket) is measured apart. Registration is the export of 16 MiB in the middle of the range while an
     /// export of all of it is held. Where the time goes is measured in runs of their own, in which each driver call is led past a clock.
     Export(Pairs),
     /// Import by the exporter's broker, against import by pidfd, both from peers that are connected already

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use cuda_ipc_core::exporter::{Exporter, ExporterOptions};
+use cuda_ipc_core::table::GRANULE;
 use serde::{Deserialize, Serialize};
 
 use super::samples::{Comparison, Spread, compare, micros};
@@ -38,6 +39,10 @@ pub(super) struct Row {
     export: Spread,
     /// Of ours, the release.
     release: Spread,
+    /// Export of one chunk by an exporter that has none: it starts its threads and its socket.
+    first: Spread,
+    /// The same by one that has some.
+    further: Spread,
     /// Export of a part while the whole is exported.
     registration: Spread,
     registered_bytes: u64,
@@ -64,7 +69,13 @@ pub(super) fn tables(rows: &[Row]) -> Tables {
         "ratio of medians",
         "median of pair ratios",
     ]);
-    let mut parts = table(&["chunks", "export us: min / median / max", "release us: min / median / max"]);
+    let mut parts = table(&[
+        "chunks",
+        "export us: min / median / max",
+        "release us: min / median / max",
+        "one chunk by an exporter that has none us",
+        "by one that has some us",
+    ]);
     let mut registrations = table(&["chunks", "registered", "chunks touched", "registration us: min / median / max"]);
     for row in rows {
         let both = row.export_and_release;
@@ -77,7 +88,7 @@ pub(super) fn tables(rows: &[Row]) -> Tables {
             format!("{:.3}", both.ratio_of_medians),
             format!("{:.3}", both.median_of_pair_ratios),
         ]);
-        parts.add_row([chunks.clone(), row.export.to_string(), row.release.to_string()]);
+        parts.add_row([chunks.clone(), row.export.to_string(), row.release.to_string(), row.first.to_string(), row.further.to_string()]);
         registrations.add_row([chunks, size::human(row.registered_bytes), row.registered_chunks.to_string(), row.registration.to_string()]);
     }
     vec![
@@ -105,6 +116,12 @@ pub(crate) fn child(link: &mut Link) -> Result<(), Failure> {
         })
         .collect();
 
+    let (anchor, other) = (Chunks::new(&gpu, &[GRANULE])?, Chunks::new(&gpu, &[GRANULE])?);
+    let first = one_chunk(&gpu, &exporter, &other, reps)?;
+    // Held from here on: an exporter in use has something exported, and so its threads.
+    let _anchored = exporter.export(anchor.address(), anchor.len()).map_err(gpu.at("exporting a chunk to hold"))?;
+    let further = one_chunk(&gpu, &exporter, &other, reps)?;
+
     let (mut exports, mut releases) = (Vec::new(), Vec::new());
     let ours = || {
         let times = export_once(&gpu, &exporter, base, len)?;
@@ -116,11 +133,11 @@ pub(crate) fn child(link: &mut Link) -> Result<(), Failure> {
 
     let whole = exporter.export(base, len).map_err(gpu.at("exporting the range"))?;
     let registered_bytes = len.min(REGISTERED);
-    let first = base + (len - registered_bytes) / 2;
+    let middle = base + (len - registered_bytes) / 2;
     let (mut registrations, mut registered_chunks) = (Vec::new(), 0);
     for _ in 0..reps.max(100) {
         let start = Instant::now();
-        let part = exporter.export(first, registered_bytes).map_err(gpu.at("exporting a part"))?;
+        let part = exporter.export(middle, registered_bytes).map_err(gpu.at("exporting a part"))?;
         registrations.push(micros(start.elapsed()));
         registered_chunks = part.chunks().len();
     }
@@ -128,9 +145,9 @@ pub(crate) fn child(link: &mut Link) -> Result<(), Failure> {
 
     let timed = gpu.timed()?;
     let exporter = make_exporter(&timed)?;
+    let _anchored = exporter.export(anchor.address(), anchor.len()).map_err(gpu.at("exporting a chunk to hold"))?;
     let ours = || export_once(&timed, &exporter, base, len).map(|times| times.export_us + times.release_us);
     let steps = steps::measure(reps, link, || floor(&timed, &addresses), ours)?;
-    drop(exporter);
 
     let row = Row {
         chunks: sizes.len(),
@@ -138,6 +155,8 @@ pub(crate) fn child(link: &mut Link) -> Result<(), Failure> {
         export_and_release,
         export: Spread::of(&exports),
         release: Spread::of(&releases),
+        first,
+        further,
         registration: Spread::of(&registrations),
         registered_bytes,
         registered_chunks,
@@ -164,6 +183,12 @@ fn export_once(gpu: &Gpu, exporter: &Exporter, base: u64, len: u64) -> Result<Ti
     let exported = start.elapsed();
     drop(export);
     Ok(Times { export_us: micros(exported), release_us: micros(start.elapsed() - exported) })
+}
+
+/// Exports of one chunk, each released again; what the exports took.
+fn one_chunk(gpu: &Gpu, exporter: &Exporter, memory: &Chunks<'_>, reps: u32) -> Result<Spread, Failure> {
+    let times = (0..reps).map(|_| export_once(gpu, exporter, memory.address(), memory.len()).map(|times| times.export_us));
+    times.collect::<Result<Vec<f64>, Failure>>().map(|times| Spread::of(&times))
 }
 
 /// The bare calls for the same, and the closing of all fds.

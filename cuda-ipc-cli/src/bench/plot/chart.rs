@@ -81,7 +81,9 @@ impl Chart {
         match &self.body {
             Body::Lines(lines) => {
                 let x = range(lines.iter().flat_map(|line| line.points.iter().map(|point| point.x)), self.x.log);
-                let y = range(lines.iter().flat_map(|line| line.points.iter().flat_map(|point| [point.min, point.max])), self.y.log);
+                let mut y = range(lines.iter().flat_map(|line| line.points.iter().flat_map(|point| [point.min, point.max])), self.y.log);
+                // Room for the names of the lines, which stand at the top.
+                y.end *= if self.y.log { 2.0 } else { 1.35 };
                 match (self.x.log, self.y.log) {
                     (true, true) => self.lines(&root, lines, x.log_scale(), y.log_scale()),
                     (true, false) => self.lines(&root, lines, x.log_scale(), y),
