@@ -188,6 +188,7 @@ fn threads_import_their_own_chunks_and_a_common_one_once() {
     for (row, each) in rows.iter().zip([8, 24]) {
         assert_eq!(row["imported"], serde_json::json!([[each, each], [1, 1]]), "{row}");
         assert_spreads(row, &["different_us", "same_us"]);
+        assert_spreads(&row["different"], &["floor", "ours"]);
     }
 }
 

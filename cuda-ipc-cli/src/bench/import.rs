@@ -255,7 +255,7 @@ fn cached(
 }
 
 /// The least that importing can be: the calls that nobody can leave out, with all they need known beforehand.
-fn bare_import(gpu: &Gpu, pidfd: BorrowedFd<'_>, chunks: &[(i32, u64)], span: u64) -> Result<u64, Failure> {
+pub(super) fn bare_import(gpu: &Gpu, pidfd: BorrowedFd<'_>, chunks: &[(i32, u64)], span: u64) -> Result<u64, Failure> {
     let driver = |step: &'static str| gpu.at(step);
     let base = gpu.reserve(span).map_err(driver("floor: reserving"))?;
     let mut at = base;

@@ -126,7 +126,11 @@ fn cache(report: &Value) -> Vec<Chart> {
     let hits = [("by window", "/handle"), ("by address", "/address"), ("by address, runs of 64", "/runs"), ("one window", "/one_window")];
     let shared = [("one cache for all", "/shared"), ("a cache for each", "/private_as_large"), ("by window", "/handle")];
     let one = [("cuda-ipc", "/ours"), ("RwLock read, Mutex count", "/read_lock"), ("RwLock write", "/write_lock")];
-    let misses = [("different chunks, a lease", "/different_us"), ("the same chunk, all threads together", "/same_us")];
+    let misses = [
+        ("different chunks, bare calls, a chunk", "/different/floor"),
+        ("different chunks, a lease", "/different_us"),
+        ("the same chunk, all threads together", "/same_us"),
+    ];
     vec![
         of(
             "cache-hit",
