@@ -215,9 +215,12 @@ fn programs_that_nothing_can_be_preloaded_into() {
     other[MACHINE] = other[MACHINE].wrapping_add(1);
     let (code, err) = refused(&folder.executable("other", &other));
     assert!(code == 126 && err.contains("another architecture"), "{code}: {err}");
-    // Cut off: the kernel's own refusal.
-    let (code, _) = refused(&folder.executable("cut", &foreign[..40]));
-    assert!(code == 126 || code == 127, "{code}");
+    // Cut off or damaged: the kernel would refuse it, and a shell take its bytes for a script.
+    for (name, bytes) in [("cut", &foreign[..40]), ("damaged", b"\x7fELF\n>$0.ran\n")] {
+        let (code, err) = refused(&folder.executable(name, bytes));
+        assert!(code == 126 && err.contains("cut off"), "{name}: {code}: {err}");
+    }
+    assert!(!folder.path("damaged.ran").exists(), "a shell ran it");
 }
 
 /// Whether the kernel starts a program with more rights, as the loader is told: the key AT_SECURE of its auxiliary vector.

@@ -75,6 +75,10 @@ pub(super) fn check(program: &Path, library: &Library) -> Result<(), Refusal> {
         if let Some(elf) = elf {
             return judge(&path, &elf, library).map_err(|why| refuse(&why));
         }
+        // The kernel refuses it, and execvp(3) then lets a shell run its bytes as a script, whatever they say.
+        if Elf::is_damaged(&path) {
+            return Err(refuse("a program that is damaged or cut off"));
+        }
         match interpreter(&path) {
             Some(next) => {
                 let runnable = executable(&next).and_then(|found| if found { Ok(()) } else { Err("it is not there".to_owned()) });

@@ -1,10 +1,10 @@
 //! What the loader's work depends on in an ELF file.
 
 use std::fs::File;
-use std::io::Result;
+use std::io::{Read, Result};
 use std::path::Path;
 
-use object::elf::{FileHeader32, FileHeader64};
+use object::elf::{ELFMAG, FileHeader32, FileHeader64};
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, FileKind, ReadCache};
 
@@ -27,6 +27,12 @@ impl Elf {
             Ok(FileKind::Elf64) => Self::of::<FileHeader64<Endianness>>(&data),
             _ => None,
         })
+    }
+
+    /// Whether a file that [`Elf::read`] makes nothing of is ELF all the same: damaged, or cut off.
+    pub(super) fn is_damaged(path: &Path) -> bool {
+        let mut magic = [0; ELFMAG.len()];
+        File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok_and(|()| magic == ELFMAG)
     }
 
     fn of<Header: FileHeader<Endian = Endianness>>(data: &ReadCache<File>) -> Option<Self> {
