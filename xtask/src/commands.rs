@@ -39,7 +39,14 @@ struct Document {
 /// Runs every block that is not said to need something.
 pub(crate) fn check(workspace: &Workspace) -> Result<(), Failure> {
     let documents = documents(workspace)?;
-    let wrong: Vec<String> = documents.iter().flat_map(|document| unknown_tasks(&document.path, &document.text)).collect();
+    let help = workspace.cargo("run --quiet --package cuda-ipc-cli -- --help").read()?;
+    let subcommands = subcommands(&help);
+    let wrong = |document: &Document| {
+        let mut wrong = unknown_tasks(&document.path, &document.text);
+        wrong.extend(unknown_subcommands(&document.path, &document.text, &subcommands));
+        wrong
+    };
+    let wrong: Vec<String> = documents.iter().flat_map(wrong).collect();
     if !wrong.is_empty() {
         return Err(Failure::task(wrong.join("; ")));
     }
@@ -171,30 +178,52 @@ fn code(line: &str) -> &str {
 /// Tasks and stages that running text names as code and that do not exist.
 fn unknown_tasks(path: &str, text: &str) -> Vec<String> {
     let mut wrong = Vec::new();
-    for (line, number) in text.lines().zip(1..) {
-        for code in line.split('`').skip(1).step_by(2).chain(line.strip_prefix("    ")) {
-            let mut words = code.split_whitespace().skip_while(|word| *word != "xtask").skip(1);
-            if !code.contains("cargo xtask ") {
-                continue;
-            }
-            if let Some(task) = words.next().filter(|task| task.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-'))
-                && !crate::has_task(task)
-            {
-                wrong.push(format!("{path}:{number}: there is no task `{task}`"));
-            }
-            if let Some(stage) = words.skip_while(|word| *word != "--stage").nth(1).filter(|stage| *stage != "NAME")
-                && !crate::test::has_stage(stage)
-            {
-                wrong.push(format!("{path}:{number}: there is no stage `{stage}`"));
-            }
+    for (number, code) in code_of(text).filter(|(_, code)| code.contains("cargo xtask ")) {
+        let mut words = code.split_whitespace().skip_while(|word| *word != "xtask").skip(1);
+        if let Some(task) = words.next().filter(|task| is_name(task))
+            && !crate::has_task(task)
+        {
+            wrong.push(format!("{path}:{number}: there is no task `{task}`"));
+        }
+        if let Some(stage) = words.skip_while(|word| *word != "--stage").nth(1).filter(|stage| *stage != "NAME")
+            && !crate::test::has_stage(stage)
+        {
+            wrong.push(format!("{path}:{number}: there is no stage `{stage}`"));
         }
     }
     wrong
 }
 
+/// Subcommands of our program that text names as code and that it does not have.
+fn unknown_subcommands(path: &str, text: &str, known: &[&str]) -> Vec<String> {
+    let named = |code: &str| code.strip_prefix("cuda-ipc ").and_then(|rest| rest.split_whitespace().next()).map(str::to_owned);
+    let found = code_of(text).filter_map(|(number, code)| Some((number, named(code).filter(|word| is_name(word))?)));
+    let unknown = found.filter(|(_, word)| !known.contains(&word.as_str()));
+    unknown.map(|(number, word)| format!("{path}:{number}: `cuda-ipc` has no command `{word}`")).collect()
+}
+
+/// The commands in the help of our program.
+fn subcommands(help: &str) -> Vec<&str> {
+    let list = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| line.starts_with(' '));
+    list.filter_map(|line| line.split_whitespace().next()).collect()
+}
+
+/// Code in running text, and lines of blocks, each with the number of its line.
+fn code_of(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.lines().zip(1..).flat_map(|(line, number)| {
+        let spans = line.split('`').skip(1).step_by(2);
+        spans.chain(line.strip_prefix("    ")).map(move |code| (number, code))
+    })
+}
+
+/// Whether this is a name, and not a placeholder or an option.
+fn is_name(word: &str) -> bool {
+    word.starts_with(|first: char| first.is_ascii_lowercase()) && word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-')
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Session, code, unknown_tasks};
+    use super::{Session, code, subcommands, unknown_subcommands, unknown_tasks};
     use std::path::Path;
 
     #[test]
@@ -214,6 +243,16 @@ mod tests {
             unknown_tasks("a.md", "x\n`cargo xtask nothing` `cargo xtask test --stage never`"),
             ["a.md:2: there is no task `nothing`", "a.md:2: there is no stage `never`"]
         );
+    }
+
+    #[test]
+    fn commands_of_the_program_have_to_exist() {
+        let known = subcommands("What it does\n\nCommands:\n  demo    Shares\n  doctor  Says\n\nOptions:\n  -h  Help\n");
+        assert_eq!(known, ["demo", "doctor"]);
+        let text =
+            "`cuda-ipc demo --json` `cuda-ipc COMMAND` cuda-ipc is `cuda-ipc`\n\n    cuda-ipc doctor\n    cuda-ipc: a line of output\n";
+        assert_eq!(unknown_subcommands("a.md", text, &known), Vec::<String>::new());
+        assert_eq!(unknown_subcommands("a.md", "x\n`cuda-ipc heal`", &known), ["a.md:2: `cuda-ipc` has no command `heal`"]);
     }
 
     #[test]
