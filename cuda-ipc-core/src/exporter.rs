@@ -148,8 +148,12 @@ impl Exporter {
     /// Makes `[address, address + len)` importable and returns the export, whose rkey any process on this machine may be given.
     ///
     /// A range of chunks may begin and end inside chunks, but must lie in one reservation, on one GPU, without a hole; other memory in one allocation. What
-    /// is published already costs no export call. Errors: [`NoIpc`] names the cause and the address; nothing has changed then. Source:
-    /// cuMemRetainAllocationHandle, cuMemExportToShareableHandle; cuMemPoolExportToShareableHandle, cuMemPoolExportPointer; cuIpcGetMemHandle.
+    /// is published already costs no export call. Errors: [`NoIpc`] names the cause and the address; nothing has changed then.
+    ///
+    /// Nothing here waits for work on the memory: before another process is told to read, wait for what was written (cuCtxSynchronize, or the stream or event
+    /// of the work; cuMemcpyHtoD from pageable memory returns before its bytes are there).
+    ///
+    /// Source: cuMemRetainAllocationHandle, cuMemExportToShareableHandle; cuMemPoolExportToShareableHandle, cuMemPoolExportPointer; cuIpcGetMemHandle.
     pub fn export(&self, address: u64, len: u64) -> Result<Export, NoIpc> {
         let outcome = self.export_by_lane(address, len);
         if let (Err(refused), true) = (&outcome, self.shared.is_current()) {

@@ -1058,6 +1058,9 @@ cuda_ipc_status_t cuda_ipc_purge_peer(struct cuda_ipc_context_t context,
  * A shared chunk stays in memory until it is withdrawn: by `cuda_ipc_retire`, by the release of its last export, or by the library's thread after its memory
  * was freed. The export in `*handle` is the caller's, who ends it with `cuda_ipc_export_release`.
  *
+ * Nothing here waits for work on the memory: before another process is told to read, wait for what was written (cuCtxSynchronize, or the stream or event of the
+ * work; cuMemcpyHtoD from pageable memory returns before its bytes are there).
+ *
  * Errors: `CUDA_IPC_ERR_NULL`, `CUDA_IPC_ERR_HANDLE`, `CUDA_IPC_ERR_STALE_HANDLE`, `CUDA_IPC_ERR_RANGE` for an empty range or one that wraps around,
  * `CUDA_IPC_ERR_TOO_MANY_HANDLES`, `CUDA_IPC_ERR_FORKED`. Usable from any thread; no context need be current.
  */

@@ -54,6 +54,8 @@ static void fill(CUdeviceptr base)
         bytes[offset] = pattern(offset);
     }
     CUDA(cuMemcpyHtoD_v2(base, bytes, LENGTH));
+    /* That call may return before the bytes are there. Within this process everything waits for them; another process does not. */
+    CUDA(cuCtxSynchronize());
     free(bytes);
 }
 

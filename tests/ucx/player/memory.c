@@ -294,6 +294,8 @@ static void do_fill(char **argument)
             break;
         }
     }
+    /* Other processes do not wait for what is only staged. */
+    worked(cuCtxSynchronize(), "cuCtxSynchronize");
     free(stage);
 }
 
