@@ -43,6 +43,7 @@ typedef struct {
 int cuInit(unsigned int flags);
 int cuDevicePrimaryCtxRetain(CUcontext *context, int device);
 int cuCtxSetCurrent(CUcontext context);
+int cuCtxSynchronize(void);
 int cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop, unsigned long long flags);
 int cuMemRelease(CUmemGenericAllocationHandle handle);
 int cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr wish, unsigned long long flags);
