@@ -218,7 +218,7 @@ fn an_allocator_works_between_any_two_steps_of_an_export() {
         }
     }
     println!("{rounds} rounds: {:?}", world.outcomes);
-    assert!(rounds >= 784, "{rounds}");
+    assert!(rounds >= 728, "{rounds}");
     for outcome in ["exported", "exported, and gone by now", "refused"] {
         assert!(world.outcomes.contains_key(outcome), "{outcome}");
     }
