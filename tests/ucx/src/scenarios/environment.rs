@@ -53,13 +53,24 @@ pub(super) fn route(world: &mut World) -> Outcome {
             reads(&mut b, remote, buffer, by_lane).map_err(place)?;
         }
         // There is a broker to ask, or none.
-        let name = format!("/proc/{}/net/unix", a.pid());
-        let sockets = std::fs::read_to_string(&name).map_err(|error| format!("{name}: {error}"))?;
-        let connected = sockets.lines().filter(|line| line.contains("@cuda-ipc")).count();
-        expect((connected != 0) == (broker == "y"), &format!("{connected} sockets of brokers")).map_err(place)?;
+        let sockets = broker_sockets(a.pid())?;
+        expect((sockets != 0) == (broker == "y"), &format!("{sockets} sockets of brokers")).map_err(place)?;
         b.is_clean()?;
     }
     Ok(())
+}
+
+/// How many sockets of brokers a process has. The kernel lists those of everybody in its network.
+fn broker_sockets(pid: u32) -> Outcome<usize> {
+    let fail = |name: &str, error: std::io::Error| format!("{name}: {error}");
+    let fds = format!("/proc/{pid}/fd");
+    let entries = std::fs::read_dir(&fds).map_err(|error| fail(&fds, error))?;
+    let links = entries.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    let own: Vec<String> = links.filter_map(|link| Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned())).collect();
+    let name = format!("/proc/{pid}/net/unix");
+    let listed = std::fs::read_to_string(&name).map_err(|error| fail(&name, error))?;
+    let is_own = |line: &&str| line.split_whitespace().nth(6).is_some_and(|inode| own.iter().any(|own| own == inode));
+    Ok(listed.lines().filter(|line| line.contains("@cuda-ipc")).filter(is_own).count())
 }
 
 /// Right bytes, by the lane or not.
