@@ -256,11 +256,19 @@ unsafe extern "C" fn cuMemAddressReserve(
 ) -> CUresult {
     not_cuda_copy();
     if !address.is_null()
-        && let Some(base) = ours(|state| state.importing.reserve(size as u64))
+        && let Some(reserved) = ours(|state| state.importing.reserve(size as u64))
     {
-        // SAFETY: not null, so an output of the caller's.
-        unsafe { *address = base };
-        return CUresult::CUDA_SUCCESS;
+        return match reserved {
+            Ok(base) => {
+                // SAFETY: not null, so an output of the caller's.
+                unsafe { *address = base };
+                CUresult::CUDA_SUCCESS
+            }
+            Err(error) => {
+                report::warn(report::Cause::NotImported, &format_args!("the lane is lost: no address for what was imported: {error}"));
+                CUresult::CUDA_ERROR_INVALID_VALUE
+            }
+        };
     }
     real!(cuMemAddressReserve: PFN_cuMemAddressReserve_v10020, address, size, alignment, wished, flags)
 }

@@ -110,11 +110,15 @@ impl Importing {
         looks_like_alias(handle) && self.lock().handles.contains_key(&handle)
     }
 
-    /// The address of the window that this thread has just imported, if `len` is its length.
-    pub(crate) fn reserve(&self, len: u64) -> Option<u64> {
+    /// The address of the window that this thread has just imported; `None` if it has imported none of this length. An error if the exporter has ended since.
+    pub(crate) fn reserve(&self, len: u64) -> Option<Result<u64, CacheError>> {
         let (_, key) = notes(|notes| notes.imported.take()).filter(|(_, key)| key.len == len)?;
-        let window = self.cache().window(&key, self.cuda.current_device().unwrap_or(0), true, Deadline::after(PATIENCE)).ok()?;
-        let hold = window.hold_address().ok()?;
+        Some(self.reserve_for(&key))
+    }
+
+    fn reserve_for(&self, key: &Key) -> Result<u64, CacheError> {
+        let window = self.cache().window(key, self.cuda.current_device().unwrap_or(0), true, Deadline::after(PATIENCE))?;
+        let hold = window.hold_address()?;
         let address = hold.address();
         let mut aliases = self.lock();
         aliases
@@ -125,7 +129,7 @@ impl Importing {
                 Reserved { hold, count: 0 }
             })
             .count += 1;
-        Some(address)
+        Ok(address)
     }
 
     /// Takes one reservation of UCX's back. `false` if the address is none of ours.
