@@ -56,7 +56,10 @@ impl<T> IntervalIndex<T> {
             let mut leaves = snapshot.leaves.clone();
             // The last leaf that begins at or before it; before all of them, the first.
             let at = snapshot.starts.partition_point(|&first| first <= start).saturating_sub(1);
-            let new = leaves.get(at).map_or_else(|| vec![Leaf::new(vec![entry.clone()])], |leaf| leaf.with(entry.clone(), FULL));
+            let new = match leaves.get(at) {
+                Some(leaf) => leaf.with(entry, FULL),
+                None => vec![Leaf::new(vec![entry])],
+            };
             let end = leaves.len().min(at + 1);
             leaves.splice(at..end, new.into_iter().map(Arc::new));
             leaves

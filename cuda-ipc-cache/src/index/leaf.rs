@@ -20,13 +20,7 @@ impl<T> Clone for Entry<T> {
 
 /// See the module's documentation.
 #[derive(Debug)]
-// What a writer copies of other leaves lies together.
-#[repr(C)]
 pub(super) struct Leaf<T> {
-    /// Where its first range starts, and where its last one does.
-    starts_within: (u64, u64),
-    /// The largest end of its ranges.
-    end: u64,
     entries: Vec<Entry<T>>,
     /// First addresses, ascending, apart from the rest so that a search touches little memory.
     starts: Vec<u64>,
@@ -37,15 +31,10 @@ pub(super) struct Leaf<T> {
 impl<T> Leaf<T> {
     /// Of entries that are in order of start; at least one.
     pub(super) fn new(entries: Vec<Entry<T>>) -> Self {
-        let starts: Vec<u64> = entries.iter().map(|entry| entry.start).collect();
-        let reach = running_max(entries.iter().map(|entry| entry.end));
-        let first_or_last = |of: Option<&u64>| of.copied().unwrap_or(0);
         Self {
-            starts_within: (first_or_last(starts.first()), first_or_last(starts.last())),
-            end: first_or_last(reach.last()),
+            starts: entries.iter().map(|entry| entry.start).collect(),
+            reach: running_max(entries.iter().map(|entry| entry.end)),
             entries,
-            starts,
-            reach,
         }
     }
 
@@ -88,18 +77,18 @@ impl<T> Leaf<T> {
     }
 
     /// Where its first range starts.
-    pub(super) const fn start(&self) -> u64 {
-        self.starts_within.0
+    pub(super) fn start(&self) -> u64 {
+        self.starts.first().copied().unwrap_or(0)
     }
 
     /// The largest end of its ranges.
-    pub(super) const fn end(&self) -> u64 {
-        self.end
+    pub(super) fn end(&self) -> u64 {
+        self.reach.last().copied().unwrap_or(0)
     }
 
     /// Whether a range that starts at `start` could be one of these.
-    pub(super) const fn may_hold(&self, start: u64) -> bool {
-        self.starts_within.0 <= start && start <= self.starts_within.1
+    pub(super) fn may_hold(&self, start: u64) -> bool {
+        self.start() <= start && self.starts.last().is_some_and(|&last| start <= last)
     }
 
     pub(super) fn entries(&self) -> &[Entry<T>] {
