@@ -44,16 +44,12 @@ pub(crate) unsafe extern "C" fn cuMemcpyBatchAsync(
     fail_index: *mut usize,
     stream: CUstream,
 ) -> CUresult {
-    not_cuda_copy();
-    // SAFETY: the caller passes `count` addresses and sizes.
-    let ranges = unsafe { batch(to, from, sizes, count) };
-    leased(ranges, stream, |_, moved| {
-        // SAFETY: as above.
-        let mut own = unsafe { placed_batch(to, from, count, moved) };
-        let (to, from) = own.as_mut().map_or((to, from), |(to, from)| (to.as_mut_ptr(), from.as_mut_ptr()));
+    let copy = |to, from| {
         real!(cuMemcpyBatchAsync: PFN_cuMemcpyBatchAsync_v12080, to, from, sizes, count, attributes, attribute_indices, attribute_count,
             fail_index, stream)
-    })
+    };
+    // SAFETY: the caller passes `count` addresses and sizes.
+    unsafe { leased_batch(to, from, sizes, count, stream, copy) }
 }
 
 pub(crate) unsafe extern "C" fn cuMemcpyBatchAsync_v2(
@@ -66,15 +62,34 @@ pub(crate) unsafe extern "C" fn cuMemcpyBatchAsync_v2(
     attribute_count: usize,
     stream: CUstream,
 ) -> CUresult {
-    not_cuda_copy();
+    let copy = |to, from| {
+        real!(cuMemcpyBatchAsync_v2: PFN_cuMemcpyBatchAsync_v13000, to, from, sizes, count, attributes, attribute_indices, attribute_count,
+            stream)
+    };
     // SAFETY: the caller passes `count` addresses and sizes.
+    unsafe { leased_batch(to, from, sizes, count, stream, copy) }
+}
+
+/// Makes a batch of copies as [`leased`] does one; `copy` is given the addresses to use.
+///
+/// # Safety
+/// The first three pointers are to `count` values, or null.
+unsafe fn leased_batch(
+    to: *mut CUdeviceptr,
+    from: *mut CUdeviceptr,
+    sizes: *const usize,
+    count: usize,
+    stream: CUstream,
+    copy: impl Fn(*mut CUdeviceptr, *mut CUdeviceptr) -> CUresult,
+) -> CUresult {
+    not_cuda_copy();
+    // SAFETY: by the function's contract.
     let ranges = unsafe { batch(to, from, sizes, count) };
     leased(ranges, stream, |_, moved| {
         // SAFETY: as above.
         let mut own = unsafe { placed_batch(to, from, count, moved) };
         let (to, from) = own.as_mut().map_or((to, from), |(to, from)| (to.as_mut_ptr(), from.as_mut_ptr()));
-        real!(cuMemcpyBatchAsync_v2: PFN_cuMemcpyBatchAsync_v13000, to, from, sizes, count, attributes, attribute_indices, attribute_count,
-            stream)
+        copy(to, from)
     })
 }
 
