@@ -9,6 +9,7 @@
 
 #include "common.h"
 #include "driver.h"
+#include "require.h"
 
 #include <time.h>
 
@@ -26,21 +27,7 @@ static unsigned long checks;
 
 extern uint64_t fake_cuda_calls(const char *function);
 
-static void assert_one(int holds, const char *what, int line)
-{
-    checks++;
-    if (!holds) {
-        cuda_ipc_error_t error;
-
-        error.size = sizeof(error);
-        error.text[0] = 0;
-        cuda_ipc_last_error(&error);
-        fprintf(stderr, "line %d: %s (last error %d: %s)\n", line, what, (int)error.status, error.text);
-        exit(1);
-    }
-}
-
-#define ASSERT(what) assert_one((what), #what, __LINE__)
+#define ASSERT(what) (checks++, require((what), #what, __LINE__))
 
 /* The log, as a program keeps it. */
 static struct {

@@ -10,26 +10,12 @@
 
 #include "common.h"
 #include "driver.h"
+#include "require.h"
 
 #include <time.h>
 
 #define PATIENCE ((uint64_t)20 * 1000 * 1000 * 1000)
 #define CHUNK ((size_t)2 << 20)
-
-static void require(int holds, const char *what, int line)
-{
-    if (!holds) {
-        cuda_ipc_error_t error;
-
-        error.size = sizeof(error);
-        error.text[0] = 0;
-        cuda_ipc_last_error(&error);
-        fprintf(stderr, "line %d: %s (last error %d: %s)\n", line, what, (int)error.status, error.text);
-        exit(1);
-    }
-}
-
-#define REQUIRE(what) require((what), #what, __LINE__)
 
 /* Maps a new chunk and writes one byte all over it. */
 static void map_chunk(CUdeviceptr base, int byte)

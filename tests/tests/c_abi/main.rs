@@ -65,22 +65,21 @@ fn the_abi_does_what_its_header_says() {
 
 #[test]
 fn memory_of_pools_and_of_cumemalloc_goes_by_the_same_calls() {
-    let bench = Bench::new();
-    let others = bench.program("others", C99, Link::Dynamic);
-    let mut exporter = bench.start_with(&others, &["export", bench.socket()]);
-    let output = bench.run(&others, &["import", bench.socket()]);
-    assert!(output.status.success() && output.out == "verified both\n", "{output:?}");
-    let output = exporter.finish();
-    assert!(output.status.success() && output.out == "exported\n", "{output:?}");
+    both_ends("others", "verified both\n");
 }
 
 #[test]
 fn a_lease_is_known_whatever_handle_it_was_taken_with() {
+    both_ends("holding", "replaced under a lease\n");
+}
+
+/// Runs a program that is exporter or importer, as it is told.
+fn both_ends(program: &str, says: &str) {
     let bench = Bench::new();
-    let holding = bench.program("holding", C99, Link::Dynamic);
-    let mut exporter = bench.start_with(&holding, &["export", bench.socket()]);
-    let output = bench.run(&holding, &["import", bench.socket()]);
-    assert!(output.status.success() && output.out == "replaced under a lease\n", "{output:?}");
+    let program = bench.program(program, C99, Link::Dynamic);
+    let mut exporter = bench.start_with(&program, &["export", bench.socket()]);
+    let output = bench.run(&program, &["import", bench.socket()]);
+    assert!(output.status.success() && output.out == says, "{output:?}");
     let output = exporter.finish();
     assert!(output.status.success() && output.out == "exported\n", "{output:?}");
 }

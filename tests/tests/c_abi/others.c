@@ -10,6 +10,7 @@
 
 #include "common.h"
 #include "driver.h"
+#include "require.h"
 
 #define PATIENCE ((uint64_t)20 * 1000 * 1000 * 1000)
 #define LENGTH ((size_t)3 << 20)
@@ -18,22 +19,6 @@ extern int cuMemAlloc_v2(CUdeviceptr *address, size_t size);
 extern int cuMemFree_v2(CUdeviceptr address);
 extern int cuMemPoolCreate(void **pool, const void *properties);
 extern int cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, void *pool, void *stream);
-extern int cuCtxSynchronize(void);
-
-static void require(int holds, const char *what, int line)
-{
-    if (!holds) {
-        cuda_ipc_error_t error;
-
-        error.size = sizeof(error);
-        error.text[0] = 0;
-        cuda_ipc_last_error(&error);
-        fprintf(stderr, "line %d: %s (last error %d: %s)\n", line, what, (int)error.status, error.text);
-        exit(1);
-    }
-}
-
-#define REQUIRE(what) require((what), #what, __LINE__)
 
 static CUdeviceptr from_pool(void)
 {
